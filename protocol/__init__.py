@@ -1,0 +1,68 @@
+"""The wire of echo-node: everything that two nodes say to each other, as frozen types and pure functions.
+
+SPEC.md is its normative description, `vectors/` its golden bytes. It does no I/O and knows neither torch, libp2p and
+trio nor the program that uses it.
+"""
+
+from protocol.batch import fill_batches, read_batch, write_batch
+from protocol.chain import Elector, Equivocation, Follower, Rules
+from protocol.digest import ZERO, blob_id, derive, merkle_root
+from protocol.envelope import Envelope, Opened, open_sealed, seal
+from protocol.errors import ChainError, ProtocolError
+from protocol.identity import Identity, peer_id, public_key_of
+from protocol.join import Heartbeat, Join, Member, Roster
+from protocol.link import Link
+from protocol.manifest import Manifest, open_manifest
+from protocol.receipt import Receipt, Refusal
+from protocol.trajectory import Completion, GroupReference, Span, Stretch, TrajectoryGroup
+from protocol.verdict import Figures, Verdict
+from protocol.weights import ChunkTable, Frame, Layout, Route, TermGrant, TermVote, WeightsHead
+from protocol.wire import decode, encode
+
+__all__ = [
+    "ZERO",
+    "ChainError",
+    "ChunkTable",
+    "Completion",
+    "Elector",
+    "Envelope",
+    "Equivocation",
+    "Figures",
+    "Follower",
+    "Frame",
+    "GroupReference",
+    "Heartbeat",
+    "Identity",
+    "Join",
+    "Layout",
+    "Link",
+    "Manifest",
+    "Member",
+    "Opened",
+    "ProtocolError",
+    "Receipt",
+    "Refusal",
+    "Roster",
+    "Route",
+    "Rules",
+    "Span",
+    "Stretch",
+    "TermGrant",
+    "TermVote",
+    "TrajectoryGroup",
+    "Verdict",
+    "WeightsHead",
+    "blob_id",
+    "decode",
+    "derive",
+    "encode",
+    "fill_batches",
+    "merkle_root",
+    "open_manifest",
+    "open_sealed",
+    "peer_id",
+    "public_key_of",
+    "read_batch",
+    "seal",
+    "write_batch",
+]

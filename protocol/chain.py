@@ -1,0 +1,272 @@
+"""The rules of the weights chain: what may follow what, who may say so, and what proves a lie. Pure, no clock.
+
+A follower holds one chain of heads without gaps, from the head that it trusts (version 0, or its link's) to its tip.
+The leader of a term, and nobody else, appends to it. A term rises by one, by a grant of most electors, and goes on
+from the grant's base head: only then may the version fall. Two statements of one key that exclude each other are
+proof; the key is revoked, and the follower goes back to below them and holds until a grant. Two grants of one term
+prove in the same way that an elector voted twice.
+Everything here takes opened messages, whose signatures have been checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from protocol.envelope import Opened
+from protocol.errors import ChainError
+from protocol.manifest import Manifest
+from protocol.weights import TermGrant, WeightsHead
+
+Head: TypeAlias = Opened[WeightsHead]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rules:
+    """What the manifest fixes about the chain."""
+
+    run: bytes
+    layout: bytes
+    root: bytes
+    trainers: tuple[bytes, ...]
+    electors: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, manifest: Opened[Manifest]) -> Rules:
+        told = manifest.message
+        return cls(manifest.id, told.model.layout, told.model.root, told.trainers, told.terms.electors)
+
+    @property
+    def majority(self) -> int:
+        return len(self.electors) // 2 + 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Equivocation:
+    """Two heads of one key that cannot both be meant: one place told twice, or a successor that denies the first."""
+
+    first: Head
+    second: Head
+
+    @classmethod
+    def between(cls, a: Head, b: Head) -> Equivocation | None:
+        """The proof that two heads make, if they make one."""
+        first, second = sorted((a, b), key=lambda head: (head.message.version, head.id))
+        same_speaker = (a.run, a.signer, a.message.term) == (b.run, b.signer, b.message.term)
+        distance = second.message.version - first.message.version
+        told_twice = distance == 0 and first.id != second.id
+        denied = distance == 1 and second.message.previous != first.id
+        return cls(first, second) if same_speaker and (told_twice or denied) else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Follower:
+    """What one node holds of the chain. Every method gives a new state, or raises and changes nothing."""
+
+    rules: Rules
+    heads: tuple[Head, ...] = ()
+    term: int = 1
+    leader: bytes = b""
+    granted: TermGrant | None = None
+    """The grant of the term; term 1 needs none."""
+    revoked: frozenset[bytes] = frozenset()
+    """Keys that were caught, as leaders or as electors: nothing that they sign counts any more."""
+    floor: tuple[int, int, bytes] | None = None
+    """Term, version and id of the head that a link vouches for: the chain begins there."""
+
+    @classmethod
+    def newcomer(cls, rules: Rules, floor: tuple[int, int, bytes] | None = None) -> Follower:
+        """A node that holds nothing yet. `floor` is what its link says; without it the chain begins at version 0."""
+        return cls(rules, leader=rules.trainers[0], floor=floor)
+
+    @property
+    def tip(self) -> Head | None:
+        return self.heads[-1] if self.heads else None
+
+    @property
+    def holding(self) -> bool:
+        """Whether the leader was caught lying, or its election was, so that nothing can follow before a grant."""
+        return self.leader in self.revoked or not self.leader
+
+    def accept(self, head: Head) -> Follower:
+        """Append a head, skip one that is held, or revoke its signer if it contradicts one that is held."""
+        self._check_belongs(head)
+        if any(head.id == held.id for held in self.heads):
+            return self
+        told = head.message
+        if not self.heads and self.floor:
+            return self._begin_at_floor(head, *self.floor)
+        if told.term > self.term:
+            raise ChainError(
+                "missing-grant", f"a head of term {told.term}, no grant beyond term {self.term} is held"
+            )
+        for held in self.heads:
+            proof = Equivocation.between(held, head)
+            if proof:
+                return self.convict(proof)
+        if told.term < self.term:
+            raise ChainError("old-term", f"a head of term {told.term}, which term {self.term} has replaced")
+        if self.holding:
+            raise ChainError(
+                "revoked", f"a head of term {told.term}, whose leader or election was caught in a lie"
+            )
+        if head.signer != self.leader:
+            raise ChainError("not-leader", f"a head of term {told.term} by a key that does not lead it")
+        self._check_follows_tip(told)
+        return dataclasses.replace(self, heads=(*self.heads, head))
+
+    def grant(self, grant: TermGrant, branch: Sequence[Head] = ()) -> Follower:
+        """Enter the next term. `branch` leads from a head that is held to the grant's base, if that is not held."""
+        self._check_grant(grant)
+        vote = grant.vote
+        if self.granted is not None and vote.term == self.term and vote != self.granted.vote:
+            return self._contest(grant, self.granted)
+        if vote.term <= self.term:
+            raise ChainError("old-term", f"a grant for term {vote.term}, this node is in term {self.term}")
+        if vote.term != self.term + 1:
+            raise ChainError(
+                "missing-grant", f"a grant for term {vote.term}, the one for {self.term + 1} is missing"
+            )
+        heads = self._heads_to(vote.base, branch)
+        return dataclasses.replace(self, heads=heads, term=vote.term, leader=vote.leader, granted=grant)
+
+    def convict(self, proof: Equivocation) -> Follower:
+        """Revoke a key, and go back to below its lie unless a grant has since settled the matter."""
+        if Equivocation.between(proof.first, proof.second) is None:
+            raise ChainError("no-proof", "two heads that do not exclude each other")
+        self._check_belongs(proof.first)
+        told, liar = proof.first.message, proof.first.signer
+        kept = self.heads
+        if told.term == self.term and liar == self.leader:
+            kept = tuple(head for head in kept if self._stands_before(head, told))
+        return dataclasses.replace(self, heads=kept, revoked=self.revoked | {liar})
+
+    def _stands_before(self, head: Head, lie: WeightsHead) -> bool:
+        vouched_for = self.floor is not None and head.id == self.floor[2]
+        return vouched_for or head.message.term < lie.term or head.message.version < lie.version
+
+    def _check_belongs(self, head: Head) -> None:
+        if head.run != self.rules.run:
+            raise ChainError("wrong-run", "a head of another run")
+        if head.signer not in self.rules.trainers:
+            raise ChainError("not-trainer", "a head by a key that is no trainer of the run")
+        if head.message.layout != self.rules.layout:
+            raise ChainError("wrong-layout", "a head for another layout")
+
+    def _check_grant(self, grant: TermGrant) -> None:
+        grant.verify(self.rules.run)
+        voters = {ballot.elector for ballot in grant.ballots}
+        if not voters <= set(self.rules.electors):
+            raise ChainError("not-elector", "a ballot of a key that is no elector")
+        if len(voters - self.revoked) < self.rules.majority:
+            raise ChainError(
+                "no-majority", f"{len(voters - self.revoked)} of {len(self.rules.electors)} electors"
+            )
+        if grant.vote.leader not in self.rules.trainers:
+            raise ChainError("not-trainer", "a grant to a key that is no trainer")
+        if grant.vote.leader in self.revoked:
+            raise ChainError("revoked", "a grant to a key that was caught in a lie")
+
+    def _contest(self, grant: TermGrant, held: TermGrant) -> Follower:
+        """Two majorities for one term: whoever voted twice is revoked, and nobody leads the term."""
+        twice = {ballot.elector for ballot in grant.ballots} & {ballot.elector for ballot in held.ballots}
+        kept = tuple(head for head in self.heads if head.message.term < self.term)
+        return dataclasses.replace(self, heads=kept, leader=b"", revoked=self.revoked | twice)
+
+    def _begin_at_floor(self, head: Head, term: int, version: int, wanted: bytes) -> Follower:
+        if order(head) < (term, version):
+            raise ChainError(
+                "below-link", f"version {head.message.version} is older than the link's {version}"
+            )
+        if head.id != wanted:
+            raise ChainError("gap", f"the link's head, version {version}, has to come first")
+        return dataclasses.replace(self, heads=(head,), term=term, leader=head.signer)
+
+    def _check_follows_tip(self, told: WeightsHead) -> None:
+        if self.tip is None:
+            if told.version:
+                raise ChainError("gap", f"version {told.version}, nothing before it is held")
+            if told.root != self.rules.root:
+                raise ChainError("wrong-root", "version 0 with other weights than the manifest's")
+            return
+        newest = self.tip.message
+        if told.version <= newest.version:
+            raise ChainError("rollback", f"version {told.version}, version {newest.version} is held")
+        if told.version > newest.version + 1:
+            raise ChainError("gap", f"version {told.version}, version {newest.version} is the newest held")
+        if told.previous != self.tip.id:
+            raise ChainError("wrong-base", f"version {told.version} does not follow the head that is held")
+        if told.step <= newest.step:
+            raise ChainError("wrong-step", f"step {told.step} after step {newest.step}")
+        if newest.term < told.term:
+            self._check_opens_term(told)
+
+    def _check_opens_term(self, told: WeightsHead) -> None:
+        if self.granted is None or told.previous != self.granted.vote.base:
+            raise ChainError("wrong-base", "the first head of a term follows the grant's base")
+        if told.anchor is None:
+            raise ChainError("no-anchor", "the first head of a term without an anchor")
+
+    def _heads_to(self, base: bytes, branch: Sequence[Head]) -> tuple[Head, ...]:
+        """The heads up to a grant's base, on our branch or on the one that is shown to us."""
+        for index, held in enumerate(self.heads):
+            if held.id == base:
+                return self.heads[: index + 1]
+        if not branch or branch[-1].id != base:
+            raise ChainError("gap", "the grant's base head is not held: fetch the heads that lead to it")
+        kept = self._heads_before(branch[0])
+        for head in branch:
+            self._check_belongs(head)
+            if kept:
+                self._check_linked(kept[-1], head)
+            kept = (*kept, head)
+        return kept
+
+    def _heads_before(self, first: Head) -> tuple[Head, ...]:
+        """The heads that a branch leaves standing."""
+        if not self.heads and self.floor is None and first.message.version == 0:
+            self._check_follows_tip(first.message)
+            return ()
+        for index, held in enumerate(self.heads):
+            if held.id == first.message.previous:
+                return self.heads[: index + 1]
+        raise ChainError("gap", "the branch to the grant's base does not start at a head that is held")
+
+    @staticmethod
+    def _check_linked(before: Head, head: Head) -> None:
+        one, two = before.message, head.message
+        if two.previous != before.id or two.version != one.version + 1 or two.step <= one.step:
+            raise ChainError("wrong-base", "the branch to the grant's base is not a chain")
+        if two.term != one.term or head.signer != before.signer:
+            raise ChainError("wrong-base", "the branch to the grant's base changes hands without a grant")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Elector:
+    """What an elector must remember, on disk before its vote leaves: one vote per term."""
+
+    voted: dict[int, tuple[bytes, bytes]] = dataclasses.field(default_factory=dict)
+    """Per term the leader and base that it voted for."""
+
+    def vote(self, follower: Follower, term: int, leader: bytes, base: Head, *, lease_over: bool) -> Elector:
+        """Agree to a candidate, or say why not."""
+        if not lease_over:
+            raise ChainError("lease", "the leader's lease has not run out")
+        if term != follower.term + 1:
+            raise ChainError("old-term", f"a candidate for term {term}, the next one is {follower.term + 1}")
+        if self.voted.get(term, (leader, base.id)) != (leader, base.id):
+            raise ChainError("voted", f"this elector has given its vote of term {term}")
+        if leader not in follower.rules.trainers or leader in follower.revoked:
+            raise ChainError("not-trainer", "a candidate that is no trainer, or was caught equivocating")
+        tip = follower.tip
+        if tip is not None and order(base) < order(tip):
+            raise ChainError(
+                "behind", "a candidate whose newest head is older than one that this elector holds"
+            )
+        return dataclasses.replace(self, voted={**self.voted, term: (leader, base.id)})
+
+
+def order(head: Head) -> tuple[int, int]:
+    """Heads are ordered by term, then by version."""
+    return head.message.term, head.message.version

@@ -1,0 +1,63 @@
+"""Who takes part: a sampler's entry into a run, the roster that heads commit to, the leader's heartbeat."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, ClassVar
+
+from protocol import limits
+from protocol.fields import Counter, Digest, EngineClass, Ext, Key, array, check_ascending, text, uint
+from protocol.wire import of, record, row
+
+
+@record
+class Join:
+    """A sampler enters a run with one engine class. `head` is the newest one that it knows."""
+
+    KIND: ClassVar[str] = "join"
+    LIMIT: ClassVar[int] = limits.SMALL_BYTES
+
+    agent: Annotated[str, text(limits.NAME_BYTES)]
+    engine: EngineClass
+    head: Digest
+    name: Annotated[str, text(limits.NAME_BYTES)]
+    ext: Ext = dataclasses.field(default_factory=dict)
+
+
+@row
+class Member:
+    """One sampler of a roster, with the id of the join that brought it in."""
+
+    key: Key
+    engine: EngineClass
+    join: Digest
+
+
+@record
+class Roster:
+    """The samplers that may sample under a head: a blob, whose id stands in the head. Sorted by key."""
+
+    LIMIT: ClassVar[int] = limits.ROSTER_BYTES
+    ITEMS: ClassVar[int] = limits.MANY_ITEMS
+
+    members: Annotated[tuple[Member, ...], array(of(Member), limits.ROSTER)]
+
+    def check(self) -> None:
+        check_ascending((member.key for member in self.members), "members")
+
+    def find(self, key: bytes) -> Member | None:
+        return next((member for member in self.members if member.key == key), None)
+
+
+@record
+class Heartbeat:
+    """The leader is alive, and this is its newest head. Without a fresh one a sampler stops and says so."""
+
+    KIND: ClassVar[str] = "heartbeat"
+    LIMIT: ClassVar[int] = limits.SMALL_BYTES
+
+    head: Digest
+    term: Annotated[int, uint(limits.SAFE_INTEGER, 1)]
+    time_ms: Counter
+    version: Counter
+    ext: Ext = dataclasses.field(default_factory=dict)

@@ -1,0 +1,198 @@
+"""The birth certificate of a run, and the link by which it is passed on. Knows no file, model or network.
+
+A manifest is sealed by its author under the run of 32 zero bytes; the id of that sealed message is the `run_id`. It
+says what is trained, on what, by which rules and by whose keys, so that a volunteer needs nothing but the id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from protocol import limits
+from protocol.digest import ZERO
+from protocol.envelope import Opened, open_sealed
+from protocol.errors import InconsistentError, WrongRunError
+from protocol.fields import (
+    Digest,
+    EngineClass,
+    Ext,
+    Name,
+    Slug,
+    address,
+    array,
+    blob,
+    check_ascending,
+    choice,
+    flag,
+    free_map,
+    key,
+    number,
+    optional,
+    pattern,
+    text,
+    uint,
+)
+from protocol.wire import of, record
+
+Version = Annotated[str, pattern(r"[0-9A-Za-z.+-]+", 32, "a version")]
+Params = Annotated[Mapping[str, Any], free_map(limits.PARAMS_BYTES)]
+
+
+@record
+class ModelFile:
+    """A small file of the model's folder, such as tokenizer.json, fetched as a blob."""
+
+    blob: Digest
+    name: Annotated[str, pattern(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", limits.NAME_BYTES, "a file name")]
+    size: Annotated[int, uint(64 * 1024 * 1024)]
+
+
+@record
+class Model:
+    """What is trained. Version 0 of its weights is proven by `root`; no hub is needed."""
+
+    architecture: Annotated[str, pattern(r"[A-Za-z0-9_]+", limits.NAME_BYTES, "an architecture")]
+    context: Annotated[int, uint(2**24, 1)]
+    end_tokens: Annotated[tuple[int, ...], array(uint(2**24 - 1), limits.END_TOKENS, 1, ascending=True)]
+    files: Annotated[tuple[ModelFile, ...], array(of(ModelFile), limits.MODEL_FILES, 1)]
+    layout: Digest
+    root: Digest
+    vocab_size: Annotated[int, uint(1 << limits.VOCABULARY_BITS, 1)]
+
+    def check(self) -> None:
+        check_ascending((file.name for file in self.files), "files")
+        if self.end_tokens[-1] >= self.vocab_size:
+            raise InconsistentError("an end token outside the vocabulary", "end_tokens")
+
+
+@record
+class ContractVector:
+    """One check that a contract of this name is the contract that was meant."""
+
+    key: Digest
+    prompt: Digest
+    score: Annotated[float, number(-limits.REWARD, limits.REWARD)]
+    text: Annotated[str, text(limits.TEXT_BYTES)]
+
+
+@record
+class ContractPin:
+    """The task: a plugin's name and version, the hash of its wheel unless it is built in, parameters, checks."""
+
+    name: Slug
+    params: Params
+    vectors: Annotated[tuple[ContractVector, ...], array(of(ContractVector), limits.CONTRACT_VECTORS, 1)]
+    version: Version
+    wheel: Annotated[bytes | None, optional(blob(32, 32))]
+
+
+@record
+class Algorithm:
+    """How the trainer learns: a name and version that fix the meaning of each parameter."""
+
+    name: Slug
+    params: Params
+    version: Version
+
+
+@record
+class Sync:
+    """How the two swarms keep step. Before version `async_from` a run pulls sequentially, from there on it is
+    asynchronous; 0 means from the start, none means never.
+    """
+
+    async_from: Annotated[int | None, optional(uint())]
+    head_every: Annotated[int, uint(1024, 1)]
+    in_flight: Annotated[bool, flag]
+    staleness: Annotated[int, uint(limits.STALENESS)]
+
+
+@record
+class Sampling:
+    """What one slot is: so many completions, at this temperature, of at most so many tokens."""
+
+    group_size: Annotated[int, uint(limits.COMPLETIONS, 1)]
+    max_prompt: Annotated[int, uint(limits.TOKENS, 1)]
+    max_tokens: Annotated[int, uint(limits.TOKENS, 1)]
+    temperature: Annotated[float, number(0.01, 100.0)]
+
+
+@record
+class EngineTolerance:
+    """An engine class that may sample, and how far its honest draws may lie from the verifier's."""
+
+    d_mean: Annotated[float, number(0.0, 1.0)]
+    d_most: Annotated[float, number(0.0, 1.0)]
+    engine: EngineClass
+    share: Annotated[float, number(0.0, 1.0)]
+    z_mean: Annotated[float, number(0.0, 1e6)]
+    z_most: Annotated[float, number(0.0, 1e6)]
+
+
+@record
+class Verification:
+    """Whose word counts before a group is used: the trainer's own, k verifiers', or a drawn share's."""
+
+    policy: Annotated[str, choice("self", "quorum", "sampled")]
+    quorum: Annotated[int, uint(limits.KEYS, 1)]
+    share: Annotated[float, number(0.0, 1.0)]
+
+
+@record
+class Terms:
+    """Who may write the chain next, and when. Fewer than three electors means promotion by hand."""
+
+    electors: Annotated[tuple[bytes, ...], array(key, limits.KEYS, 1, ascending=True)]
+    heartbeat_ms: Annotated[int, uint(3_600_000, 100)]
+    lease_ms: Annotated[int, uint(86_400_000, 100)]
+
+    def check(self) -> None:
+        if self.lease_ms < 2 * self.heartbeat_ms:
+            raise InconsistentError("a lease shorter than two heartbeats", "lease_ms")
+
+
+@record
+class Manifest:
+    """Everything that the nodes of a run must agree on. `trainers[0]` leads term 1."""
+
+    KIND: ClassVar[str] = "manifest"
+    LIMIT: ClassVar[int] = limits.MANIFEST_BYTES
+
+    algorithm: Algorithm
+    contract: ContractPin
+    engines: Annotated[tuple[EngineTolerance, ...], array(of(EngineTolerance), limits.CLASSES, 1)]
+    model: Model
+    name: Name
+    nonce: Digest
+    sampling: Sampling
+    seeds: Annotated[tuple[str, ...], array(address, limits.ADDRESSES)]
+    sync: Sync
+    terms: Terms
+    trainers: Annotated[tuple[bytes, ...], array(key, limits.KEYS, 1)]
+    verification: Verification
+    verifiers: Annotated[tuple[bytes, ...], array(key, limits.KEYS)]
+    ext: Ext = dataclasses.field(default_factory=dict)
+
+    def check(self) -> None:
+        check_ascending((tolerance.engine for tolerance in self.engines), "engines")
+        for name, keys in (("trainers", self.trainers), ("verifiers", self.verifiers)):
+            if len(set(keys)) != len(keys):
+                raise InconsistentError("one key twice", name)
+        if not set(self.terms.electors) <= {*self.trainers, *self.verifiers}:
+            raise InconsistentError("an elector that is neither trainer nor verifier", "terms.electors")
+        if self.verification.policy == "quorum" and self.verification.quorum > len(self.verifiers):
+            raise InconsistentError("a quorum of more verifiers than there are", "verification.quorum")
+        if self.sampling.max_prompt + self.sampling.max_tokens > self.model.context:
+            raise InconsistentError("prompt and completion together exceed the model's context", "sampling")
+
+
+def open_manifest(sealed: bytes, run: bytes | None = None) -> Opened[Manifest]:
+    """Open a manifest; `opened.id` is the run's id. Where the run is known, it must be that one."""
+    opened = open_sealed(sealed, Manifest, ZERO)
+    if run is not None and opened.id != run:
+        raise WrongRunError(
+            f"the manifest of run {opened.id.hex()[:16]}…, expected {run.hex()[:16]}…", "manifest"
+        )
+    return opened

@@ -1,0 +1,75 @@
+"""A trainer's answer to samplers: what was taken, what was refused and why, and how fast more is wanted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated, ClassVar
+
+from protocol import limits
+from protocol.digest import DIGEST_BYTES
+from protocol.errors import InconsistentError, OutOfRangeError
+from protocol.fields import Counter, Digest, Ext, Slug, array, blob, check_ascending, number, optional, uint
+from protocol.wire import of, record, row
+
+REASONS = (
+    "condemned",  # a verdict found it dishonest
+    "duplicate",  # this slot has been filled
+    "forked-head",  # sampled on a branch that a new term left behind; nobody's fault
+    "full",  # the buffer is full: slow down
+    "malformed",  # its bytes are not a message of this wire
+    "muted",  # the peer is muted for what it sent before
+    "not-in-roster",  # the sampler had not joined when the head was published
+    "over-limit",  # larger than the manifest allows
+    "stale",  # older than the staleness bound
+    "unknown-head",  # sampled under a head that nobody published
+    "wrong-engine",  # not the engine class that it joined with
+    "wrong-prompt",  # not the prompt of its slot
+    "wrong-signature",  # not signed by whom it names
+)
+"""The reasons that have a meaning today. Others may come: a reason is shown even when it is not known."""
+
+_IDS = blob(limits.RECEIPT_IDS * DIGEST_BYTES, DIGEST_BYTES, DIGEST_BYTES)
+
+
+@row
+class Refusal:
+    """Groups that were refused for one reason, as their ids in a row."""
+
+    reason: Slug
+    ids: Annotated[bytes, _IDS]
+
+
+@record
+class Receipt:
+    """An acknowledgement of many groups in one message. `rate` is the wanted groups per second of each sampler."""
+
+    KIND: ClassVar[str] = "receipt"
+    LIMIT: ClassVar[int] = limits.RECEIPT_BYTES
+
+    accepted: Annotated[bytes, blob(limits.RECEIPT_IDS * DIGEST_BYTES, 0, DIGEST_BYTES)]
+    head: Digest
+    rate: Annotated[float | None, optional(number(0.0, 1e6))]
+    refused: Annotated[tuple[Refusal, ...], array(of(Refusal), limits.RECEIPT_REASONS)]
+    term: Annotated[int, uint(limits.SAFE_INTEGER, 1)]
+    version: Counter
+    ext: Ext = dataclasses.field(default_factory=dict)
+
+    def check(self) -> None:
+        check_ascending((refusal.reason for refusal in self.refused), "refused")
+        ids = [*self.accepted_ids(), *(group for refusal in self.refused for group in split_ids(refusal.ids))]
+        if len(ids) > limits.RECEIPT_IDS:
+            raise OutOfRangeError(f"{len(ids)} groups, at most {limits.RECEIPT_IDS} are allowed")
+        if len(set(ids)) != len(ids):
+            raise InconsistentError("one group answered twice")
+
+    def accepted_ids(self) -> Iterator[bytes]:
+        return split_ids(self.accepted)
+
+    def refused_ids(self) -> Iterator[tuple[bytes, str]]:
+        return ((group, refusal.reason) for refusal in self.refused for group in split_ids(refusal.ids))
+
+
+def split_ids(joined: bytes) -> Iterator[bytes]:
+    """The ids that stand in a row."""
+    return (joined[i : i + DIGEST_BYTES] for i in range(0, len(joined), DIGEST_BYTES))

@@ -1,0 +1,50 @@
+"""The names under which nodes meet: gossip topics, stream ids, DHT keys. The major version is in each of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from protocol import limits
+from protocol.digest import derive
+from protocol.errors import OutOfRangeError
+
+KAD_PROTOCOL: Final = f"/echo/kad/{limits.MAJOR}.0.0"
+
+# Gossip, one topic per run and cargo
+GROUPS: Final = "groups"
+HEADS: Final = "heads"
+RECEIPTS: Final = "receipts"
+VERDICTS: Final = "verdicts"
+JOINS: Final = "joins"
+CARGOES: Final = (GROUPS, HEADS, RECEIPTS, VERDICTS, JOINS)
+
+# Streams, one id per question
+ROLLOUT_STREAM: Final = f"/echo/rollout/{limits.MAJOR}"
+DELIVER_STREAM: Final = f"/echo/deliver/{limits.MAJOR}"
+CHAIN_STREAM: Final = f"/echo/chain/{limits.MAJOR}"
+BLOB_STREAM: Final = f"/echo/blob/{limits.MAJOR}"
+STREAMS: Final = (ROLLOUT_STREAM, DELIVER_STREAM, CHAIN_STREAM, BLOB_STREAM)
+
+ROLES: Final = ("trainer", "verifier", "sampler", "bootstrap")
+
+# Multihash code and length of a 32-byte BLAKE3 digest: what a DHT key must look like to other libp2p implementations.
+_BLAKE3_MULTIHASH: Final = bytes.fromhex("1e20")
+
+
+def topic(run: bytes, cargo: str) -> str:
+    """The gossip topic of one cargo of a run."""
+    if cargo not in CARGOES:
+        raise OutOfRangeError(f"{cargo!r} is none of {', '.join(CARGOES)}", "topic")
+    return f"/echo/{limits.MAJOR}/{run.hex()}/{cargo}"
+
+
+def role_key(run: bytes, role: str) -> bytes:
+    """The DHT key under which the peers of one role of a run announce themselves."""
+    if role not in ROLES:
+        raise OutOfRangeError(f"{role!r} is none of {', '.join(ROLES)}", "role")
+    return _BLAKE3_MULTIHASH + derive("role", run, role.encode())
+
+
+def blob_key(blob: bytes) -> bytes:
+    """The DHT key under which the holders of a blob announce themselves."""
+    return _BLAKE3_MULTIHASH + blob

@@ -1,0 +1,222 @@
+"""What a sampler says: a group of completions of one prompt, sealed by itself. Knows no model and no contract.
+
+A group names the slot that it fills, and by its hash the head under which its tokens were drawn. Who sampled it and in
+which run stands in the envelope. Completions travel in columns: all token ids, then all log-probabilities, and so on.
+Whether ids lie in the vocabulary, the limits of the run are kept and the head is fresh is for those to say who hold
+the manifest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol import limits
+from protocol.errors import InconsistentError
+from protocol.fields import (
+    Counter,
+    Digest,
+    EngineClass,
+    Ext,
+    array,
+    blob,
+    choice,
+    digest,
+    number,
+    optional,
+    uint,
+)
+from protocol.tokens import (
+    LOGPROB_BYTES,
+    bits_for,
+    check_packed,
+    pack_ids,
+    pack_logprobs,
+    unpack_ids,
+    unpack_logprobs,
+)
+from protocol.wire import of, record, row
+
+FINISHED: Final = ("end", "length")
+_PACKED_BYTES: Final = limits.VOCABULARY_BITS // 8
+
+
+class Stretch(NamedTuple):
+    """Tokens `start` up to `end` of a completion: the policy's under `heads[head]`, or the environment's (no head)."""
+
+    start: int
+    end: int
+    head: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One answer as the program sees it: a view of a group's columns, or what a group is made from."""
+
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float64]
+    """The log-probability of each token when it was drawn; zero on the environment's tokens."""
+    finish: str
+    reward: float
+    stretches: tuple[Stretch, ...]
+    """Whose tokens they are, without a gap from the first to the last."""
+
+
+@row
+class Span:
+    """Tokens that were not drawn under the slot's head: under a later one, or the environment's (no head)."""
+
+    completion: Annotated[int, uint(limits.COMPLETIONS - 1)]
+    start: Annotated[int, uint(limits.TOKENS - 1)]
+    length: Annotated[int, uint(limits.TOKENS, 1)]
+    head: Annotated[int | None, optional(uint(limits.HEADS - 1, 1))]
+
+
+@record
+class TrajectoryGroup:
+    """All completions of one slot.
+
+    `bits` is the width of an id; `heads[0]` is the head whose beacon keys the slot, and under which every token was
+    drawn of which `spans` does not say otherwise. `rewards` are what the sampler claims.
+    """
+
+    KIND: ClassVar[str] = "group"
+    LIMIT: ClassVar[int] = limits.GROUP_BYTES
+
+    bits: Annotated[int, uint(limits.VOCABULARY_BITS, 1)]
+    engine: EngineClass
+    finish: Annotated[tuple[str, ...], array(choice(*FINISHED), limits.COMPLETIONS, 1)]
+    heads: Annotated[tuple[bytes, ...], array(digest, limits.HEADS, 1)]
+    lengths: Annotated[tuple[int, ...], array(uint(limits.TOKENS, 1), limits.COMPLETIONS, 1)]
+    logprobs: Annotated[bytes, blob(limits.GROUP_BYTES, LOGPROB_BYTES, LOGPROB_BYTES)]
+    prompt: Annotated[bytes, blob(_PACKED_BYTES * limits.TOKENS, 1)]
+    prompt_length: Annotated[int, uint(limits.TOKENS, 1)]
+    rewards: Annotated[tuple[float, ...], array(number(-limits.REWARD, limits.REWARD), limits.COMPLETIONS, 1)]
+    slot: Counter
+    spans: Annotated[tuple[Span, ...], array(of(Span), limits.SPANS)]
+    tokens: Annotated[bytes, blob(limits.GROUP_BYTES, 1)]
+    ext: Ext = dataclasses.field(default_factory=dict)
+
+    def check(self) -> None:
+        if not len(self.finish) == len(self.lengths) == len(self.rewards):
+            raise InconsistentError("columns for different numbers of completions", "lengths")
+        check_packed(self.prompt, self.prompt_length, self.bits, "prompt")
+        check_packed(self.tokens, self.token_count, self.bits, "tokens")
+        if len(self.logprobs) != LOGPROB_BYTES * self.token_count:
+            raise InconsistentError(
+                f"not {LOGPROB_BYTES} bytes for each of {self.token_count} tokens", "logprobs"
+            )
+        if len(set(self.heads)) != len(self.heads):
+            raise InconsistentError("one head named twice", "heads")
+        if {0, *(span.head for span in self.spans if span.head)} != set(range(len(self.heads))):
+            raise InconsistentError("heads are not just the slot's and those that spans name", "heads")
+        if self.spans:
+            self._check_spans()
+
+    def _check_spans(self) -> None:
+        starts = [0, *itertools.accumulate(self.lengths)]
+        for span in self.spans:
+            if (
+                span.completion >= len(self.lengths)
+                or span.start + span.length > self.lengths[span.completion]
+            ):
+                raise InconsistentError("a span beyond its completion", "spans")
+            place = LOGPROB_BYTES * (starts[span.completion] + span.start)
+            if span.head is None and any(self.logprobs[place : place + LOGPROB_BYTES * span.length]):
+                raise InconsistentError("log-probabilities on the environment's tokens", "spans")
+        for before, span in itertools.pairwise(self.spans):
+            end, start = (before.completion, before.start + before.length), (span.completion, span.start)
+            if start < end:
+                raise InconsistentError("spans that overlap or are out of order", "spans")
+            if start == end and before.head == span.head:
+                raise InconsistentError("two spans that are one", "spans")
+        for index in {span.completion for span in self.spans}:
+            drawn = [stretch.head for stretch in self.stretches(index) if stretch.head is not None]
+            if drawn != sorted(drawn):
+                raise InconsistentError("tokens under an older head than those before them", "spans")
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        prompt: Sequence[int] | NDArray[np.int64],
+        completions: Sequence[Completion],
+        engine: str,
+        heads: tuple[bytes, ...],
+        slot: int,
+        vocabulary: int,
+    ) -> TrajectoryGroup:
+        """Put completions into columns."""
+        return cls(
+            bits=bits_for(vocabulary),
+            engine=engine,
+            finish=tuple(completion.finish for completion in completions),
+            heads=heads,
+            lengths=tuple(len(completion.ids) for completion in completions),
+            logprobs=pack_logprobs(np.concatenate([completion.logprobs for completion in completions])),
+            prompt=pack_ids(prompt, vocabulary),
+            prompt_length=len(prompt),
+            rewards=tuple(float(completion.reward) for completion in completions),
+            slot=slot,
+            spans=tuple(
+                Span(index, stretch.start, stretch.end - stretch.start, stretch.head)
+                for index, completion in enumerate(completions)
+                for stretch in completion.stretches
+                if stretch.head != 0
+            ),
+            tokens=pack_ids(np.concatenate([completion.ids for completion in completions]), vocabulary),
+        )
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of all completions."""
+        return sum(self.lengths)
+
+    def prompt_ids(self) -> NDArray[np.int64]:
+        return unpack_ids(self.prompt, self.prompt_length, self.bits)
+
+    def completions(self) -> tuple[Completion, ...]:
+        """The completions, taken out of their columns."""
+        cuts = list(itertools.accumulate(self.lengths))[:-1]
+        ids = np.split(unpack_ids(self.tokens, self.token_count, self.bits), cuts)
+        logprobs = np.split(unpack_logprobs(self.logprobs), cuts)
+        return tuple(
+            Completion(
+                ids[index], logprobs[index], self.finish[index], self.rewards[index], self.stretches(index)
+            )
+            for index in range(len(self.lengths))
+        )
+
+    def stretches(self, index: int) -> tuple[Stretch, ...]:
+        """Whose the tokens of one completion are, without a gap."""
+        found: list[Stretch] = []
+        at = 0
+        for span in self.spans:
+            if span.completion == index:
+                if span.start > at:
+                    found.append(Stretch(at, span.start, 0))
+                at = span.start + span.length
+                found.append(Stretch(span.start, at, span.head))
+        if at < self.lengths[index]:
+            found.append(Stretch(at, self.lengths[index], 0))
+        return tuple(found)
+
+
+@record
+class GroupReference:
+    """Stands in a batch for a sealed group that is too long for gossip and is fetched as a blob."""
+
+    KIND: ClassVar[str] = "group-reference"
+    LIMIT: ClassVar[int] = limits.SMALL_BYTES
+
+    blob: Digest
+    group: Digest
+    head: Digest
+    size: Annotated[int, uint(limits.GROUP_BYTES + limits.ENVELOPE_BYTES, 1)]
+    slot: Counter
+    ext: Ext = dataclasses.field(default_factory=dict)

@@ -1,0 +1,78 @@
+"""What every test shares: hypothesis profiles, and the rule that no test leaves a process behind."""
+
+from __future__ import annotations
+
+import os
+import uuid
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile(
+    "slow", max_examples=5_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci")  # `--hypothesis-profile=slow` comes later and wins
+
+MARK = "ECHO_NODE_TEST_SESSION"
+OF_PYTHON_ITSELF = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # these end with us
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left_behind():
+    """End what the tests started and did not end, and fail for it.
+
+    The mark in the environment finds grandchildren too, whose parent has died.
+    """
+    mark = os.environ[MARK] = uuid.uuid4().hex
+    yield
+    left = _leftovers(mark)
+    if not left:
+        return
+    names = [_describe(process) for process in left]
+    for process in left:
+        _quietly(process.terminate)
+    _, stubborn = psutil.wait_procs(left, timeout=3)
+    for process in stubborn:
+        _quietly(process.kill)
+    psutil.wait_procs(stubborn, timeout=3)
+    pytest.fail("the tests left processes behind:\n  " + "\n  ".join(names), pytrace=False)
+
+
+def _leftovers(mark: str) -> list[psutil.Process]:
+    """Processes of this session that still run after a moment's grace."""
+    ours = {process for process in psutil.process_iter() if _carries(process, mark)}
+    ours |= set(psutil.Process().children(recursive=True))
+    ours = {process for process in ours if not _is_none_of_our_business(process)}
+    _, alive = psutil.wait_procs(ours, timeout=2)
+    return alive
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.pid != os.getpid() and process.environ().get(MARK) == mark
+    except (psutil.Error, OSError):
+        return False
+
+
+def _is_none_of_our_business(process: psutil.Process) -> bool:
+    try:
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        return ended or any(name in " ".join(process.cmdline()) for name in OF_PYTHON_ITSELF)
+    except psutil.Error:
+        return True
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid}: {' '.join(process.cmdline())[:200]}"
+    except psutil.Error:
+        return str(process.pid)
+
+
+def _quietly(act) -> None:
+    try:
+        act()
+    except psutil.NoSuchProcess:
+        return

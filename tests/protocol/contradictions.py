@@ -1,0 +1,109 @@
+"""Messages whose fields are each in their bounds and contradict one another, by the rules of SPEC.md."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from protocol import Span
+from protocol.digest import ZERO
+from protocol.join import Member
+from protocol.manifest import ModelFile
+from protocol.receipt import Refusal
+from protocol.tokens import pack_ids
+from protocol.weights import Ballot, Route, TensorEntry
+
+from .examples import (
+    GRANT,
+    HEAD,
+    HEAD_ZERO,
+    LAYOUT,
+    MANIFEST,
+    RECEIPT,
+    ROSTER,
+    SAMPLER,
+    SMALL_GROUP,
+    STRANGER,
+    TABLE,
+    TRAINER,
+    VERIFIER,
+    name,
+)
+
+
+def _in(message: Any, path: str, **changes: Any) -> Any:
+    """A copy of a message with fields of one of its parts changed."""
+    part, _, rest = path.partition(".")
+    if not part:
+        return dataclasses.replace(message, **changes)
+    return dataclasses.replace(message, **{part: _in(getattr(message, part), rest, **changes)})
+
+
+def _head(**changes: Any) -> Any:
+    return dataclasses.replace(HEAD, **changes)
+
+
+def _group(**changes: Any) -> Any:
+    return dataclasses.replace(SMALL_GROUP, **changes)
+
+
+_ENVIRONMENT, _LATER = SMALL_GROUP.spans
+_ANCHOR = HEAD_ZERO.routes[0]
+_FRAMES = [TABLE.frames[i : i + 32] for i in range(0, 96, 32)]
+
+CONTRADICTIONS: dict[str, Any] = {
+    # trajectory
+    "columns of different lengths": _group(rewards=(0.5,)),
+    "fewer finish reasons than completions": _group(finish=("end",)),
+    "a prompt with a byte too many": _group(prompt=SMALL_GROUP.prompt + b"\0"),
+    "a prompt with unused bits that are not zero": _group(prompt=pack_ids([1], 151_936)[:2] + b"\x80", prompt_length=1),
+    "tokens with a byte too few": _group(tokens=SMALL_GROUP.tokens[:-1]),
+    "log-probabilities for fewer tokens": _group(logprobs=SMALL_GROUP.logprobs[:-3]),
+    "one head named twice": _group(heads=(SMALL_GROUP.heads[0],) * 2),
+    "a head under which nothing was drawn": _group(heads=(*SMALL_GROUP.heads, name("unused"))),
+    "a span under a head that is not named": _group(heads=SMALL_GROUP.heads[:1]),
+    "a span of a completion that is not there": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, completion=2))),
+    "a span beyond its completion": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, length=5))),
+    "spans out of order": _group(spans=(_LATER, _ENVIRONMENT)),
+    "spans that overlap": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, start=4, length=5))),
+    "two spans that are one": _group(spans=(_ENVIRONMENT, Span(1, 5, 2, 1), Span(1, 7, 2, 1))),
+    "log-probabilities on the environment's tokens": _group(spans=(Span(1, 2, 3, None), _LATER)),
+    "tokens under an older head than before": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, length=3))),
+    # manifest
+    "model files out of order": _in(MANIFEST, "model", files=MANIFEST.model.files[::-1]),
+    "one model file twice": _in(MANIFEST, "model", files=(ModelFile(ZERO, "a", 1), ModelFile(ZERO, "a", 2))),
+    "an end token outside the vocabulary": _in(MANIFEST, "model", end_tokens=(151_936,)),
+    "end tokens out of order": _in(MANIFEST, "model", end_tokens=(2, 1)),
+    "engine classes out of order": _in(MANIFEST, "", engines=MANIFEST.engines[::-1]),
+    "one trainer twice": _in(MANIFEST, "", trainers=(TRAINER.public,) * 2),
+    "one verifier twice": _in(MANIFEST, "", verifiers=(VERIFIER.public,) * 2),
+    "an elector from outside": _in(MANIFEST, "terms", electors=(STRANGER.public,)),
+    "electors out of order": _in(MANIFEST, "terms", electors=MANIFEST.terms.electors[::-1]),
+    "a quorum of more verifiers than there are": _in(MANIFEST, "verification", policy="quorum", quorum=2),
+    "a lease of less than two heartbeats": _in(MANIFEST, "terms", lease_ms=29_999),
+    "more tokens than the context holds": _in(MANIFEST, "sampling", max_prompt=3841),
+    # join, receipt
+    "members out of order": dataclasses.replace(ROSTER, members=ROSTER.members[::-1]),
+    "one member twice": dataclasses.replace(ROSTER, members=(Member(SAMPLER.public, "torch/f32", ZERO),) * 2),
+    "reasons out of order": dataclasses.replace(RECEIPT, refused=RECEIPT.refused[::-1]),
+    "one group accepted and refused": dataclasses.replace(RECEIPT, refused=(Refusal("stale", RECEIPT.accepted[:32]),)),
+    # weights
+    "version 1 that follows nothing": _head(previous=ZERO),
+    "version 0 that follows something": dataclasses.replace(HEAD_ZERO, previous=name("something")),
+    "version 0 in term 2": dataclasses.replace(HEAD_ZERO, term=2),
+    "version 0 at step 1": dataclasses.replace(HEAD_ZERO, step=1),
+    "version 0 without an anchor": dataclasses.replace(
+        HEAD_ZERO, routes=(dataclasses.replace(_ANCHOR, base=name("base")),)
+    ),
+    "two routes from one base": _head(routes=(Route(None, "raw", 1, ZERO), Route(None, "raw", 2, ZERO))),
+    "columns of a table of different lengths": dataclasses.replace(TABLE, after=TABLE.after[:-32]),
+    "a frame that is too large": dataclasses.replace(TABLE, sizes=b"\x01\x00\x01\x01" + TABLE.sizes[4:]),
+    "a frame with a size and no hash": dataclasses.replace(TABLE, frames=bytes(32) + TABLE.frames[32:]),
+    "a frame with a hash and no size": dataclasses.replace(TABLE, sizes=bytes(4) + TABLE.sizes[4:]),
+    "tensors out of order": dataclasses.replace(LAYOUT, tensors=LAYOUT.tensors[::-1]),
+    "one tensor twice": dataclasses.replace(LAYOUT, tensors=(TensorEntry("a", "bf16", ()), TensorEntry("a", "f32", ()))),
+    "ballots out of order": dataclasses.replace(GRANT, ballots=GRANT.ballots[::-1]),
+    "one elector's ballot twice": dataclasses.replace(
+        GRANT, ballots=(Ballot(VERIFIER.public, bytes(64)), Ballot(VERIFIER.public, bytes(64)))
+    ),
+}

@@ -1,0 +1,282 @@
+"""One honest example of each wire type, the same on every machine: what vectors, fuzzing and benchmarks start from."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import numpy as np
+
+from protocol import (
+    ChunkTable,
+    Completion,
+    Figures,
+    Frame,
+    GroupReference,
+    Heartbeat,
+    Identity,
+    Join,
+    Layout,
+    Link,
+    Manifest,
+    Member,
+    Opened,
+    Receipt,
+    Refusal,
+    Roster,
+    Route,
+    TermGrant,
+    TermVote,
+    TrajectoryGroup,
+    Verdict,
+    WeightsHead,
+    blob_id,
+    encode,
+    merkle_root,
+    open_manifest,
+    open_sealed,
+    seal,
+)
+from protocol.digest import ZERO
+from protocol.manifest import (
+    Algorithm,
+    ContractPin,
+    ContractVector,
+    EngineTolerance,
+    Model,
+    ModelFile,
+    Sampling,
+    Sync,
+    Terms,
+    Verification,
+)
+from protocol.trajectory import Stretch
+from protocol.verdict import sign_draw
+from protocol.weights import TensorEntry, cast
+
+
+def name(text: str) -> bytes:
+    """32 bytes that stand for something that these examples do not hold."""
+    return hashlib.sha256(text.encode()).digest()
+
+
+def identity(text: str) -> Identity:
+    return Identity(name(f"identity of {text}"))
+
+
+TRAINER, STANDBY, VERIFIER, SAMPLER, STRANGER = map(
+    identity, ("trainer", "standby", "verifier", "sampler", "stranger")
+)
+VOCABULARY = 151_936
+
+LAYOUT = Layout(
+    tensors=(
+        TensorEntry("model.embed_tokens.weight", "bf16", (151_936, 64)),
+        TensorEntry("model.layers.0.self_attn.q_proj.bias", "f32", (64,)),
+        TensorEntry("model.norm.weight", "bf16", (64,)),
+    )
+)
+
+MANIFEST = Manifest(
+    algorithm=Algorithm(name="grpo", params={"batch_groups": 32, "learning_rate": 1e-6}, version="1"),
+    contract=ContractPin(
+        name="digits-reverse",
+        params={"digits": 5},
+        vectors=(ContractVector(key=name("slot"), prompt=name("r48213="), score=1.0, text="31284$"),),
+        version="1.0.0",
+        wheel=None,
+    ),
+    engines=(
+        EngineTolerance(
+            d_mean=7e-5, d_most=0.0017, engine="llamacpp/f16", share=1.0, z_mean=6e-4, z_most=0.01
+        ),
+        EngineTolerance(d_mean=1e-5, d_most=0.001, engine="torch/f32", share=1.0, z_mean=1e-4, z_most=0.01),
+    ),
+    model=Model(
+        architecture="Qwen3ForCausalLM",
+        context=4096,
+        end_tokens=(151_643, 151_645),
+        files=(
+            ModelFile(blob=name("config.json"), name="config.json", size=512),
+            ModelFile(blob=name("tokenizer.json"), name="tokenizer.json", size=7_031_645),
+        ),
+        layout=blob_id(encode(LAYOUT)),
+        root=merkle_root([name("chunk 0"), name("chunk 1"), name("chunk 2")]),
+        vocab_size=VOCABULARY,
+    ),
+    name="An example run",
+    nonce=name("nonce"),
+    sampling=Sampling(group_size=8, max_prompt=512, max_tokens=256, temperature=1.0),
+    seeds=("/dns4/seed.example/tcp/4001/p2p/" + STRANGER.peer_id,),
+    sync=Sync(async_from=0, head_every=1, in_flight=False, staleness=4),
+    terms=Terms(
+        electors=tuple(sorted((TRAINER.public, STANDBY.public, VERIFIER.public))),
+        heartbeat_ms=15_000,
+        lease_ms=60_000,
+    ),
+    trainers=(TRAINER.public, STANDBY.public),
+    verification=Verification(policy="sampled", quorum=1, share=0.1),
+    verifiers=(VERIFIER.public,),
+    ext={"homepage": "none"},
+)
+SEALED_MANIFEST = seal(MANIFEST, TRAINER, ZERO)
+OPENED_MANIFEST: Opened[Manifest] = open_manifest(SEALED_MANIFEST)
+RUN = OPENED_MANIFEST.id
+
+JOIN = Join(agent="echo-node/0.1.0", engine="torch/f32", head=name("a head"), name="a laptop")
+SEALED_JOIN = seal(JOIN, SAMPLER, RUN)
+ROSTER = Roster(
+    members=tuple(
+        sorted(
+            (
+                Member(SAMPLER.public, "torch/f32", open_sealed(SEALED_JOIN, Join, RUN).id),
+                Member(STRANGER.public, "llamacpp/f16", name("another join")),
+            ),
+            key=lambda member: member.key,
+        )
+    )
+)
+TABLE = ChunkTable.of(
+    "gap8-ulp8-zstd1",
+    [
+        Frame(name("frame 0"), 27_183, name("chunk 0")),
+        Frame(ZERO, 0, name("chunk 1")),
+        Frame(name("frame 2"), 9, ZERO),
+    ],
+)
+HEAD_ZERO = WeightsHead(
+    groups=merkle_root([]),
+    layout=MANIFEST.model.layout,
+    luck=name("luck 0"),
+    previous=ZERO,
+    root=MANIFEST.model.root,
+    roster=blob_id(encode(ROSTER)),
+    routes=(Route(base=None, codec="safetensors", size=19_447_936, table=name("anchor table")),),
+    step=0,
+    term=1,
+    version=0,
+)
+SEALED_HEAD_ZERO = seal(HEAD_ZERO, TRAINER, RUN)
+HEAD_ZERO_ID = open_sealed(SEALED_HEAD_ZERO, WeightsHead, RUN).id
+HEAD = WeightsHead(
+    groups=merkle_root([name("group 0"), name("group 1")]),
+    layout=MANIFEST.model.layout,
+    luck=name("luck 1"),
+    previous=HEAD_ZERO_ID,
+    root=merkle_root([name("chunk 0 after"), name("chunk 1"), name("chunk 2 after")]),
+    roster=blob_id(encode(ROSTER)),
+    routes=(Route(base=HEAD_ZERO_ID, codec="gap8-ulp8-zstd1", size=27_192, table=blob_id(encode(TABLE))),),
+    step=1,
+    term=1,
+    version=1,
+    ext={"note": "first"},
+)
+
+
+def completion(seed: int, tokens: int, stretches: tuple[Stretch, ...] = ()) -> Completion:
+    """A completion of made-up tokens."""
+    random = np.random.default_rng(seed)
+    stretches = stretches or (Stretch(0, tokens, 0),)
+    logprobs = -random.exponential(2.0, tokens)
+    for stretch in stretches:
+        if stretch.head is None:
+            logprobs[stretch.start : stretch.end] = 0.0
+    return Completion(
+        ids=random.integers(0, VOCABULARY, tokens),
+        logprobs=logprobs,
+        finish="length" if seed % 2 else "end",
+        reward=round(float(random.random()), 3),
+        stretches=stretches,
+    )
+
+
+def group(completions: int = 8, tokens: int = 256, slot: int = 0) -> TrajectoryGroup:
+    """A group of the shape that runs have: completions of one length under one head."""
+    return TrajectoryGroup.of(
+        prompt=np.random.default_rng(7).integers(0, VOCABULARY, 40),
+        completions=[completion(index, tokens) for index in range(completions)],
+        engine="torch/f32",
+        heads=(HEAD_ZERO_ID,),
+        slot=slot,
+        vocabulary=VOCABULARY,
+    )
+
+
+SMALL_GROUP = dataclasses.replace(
+    TrajectoryGroup.of(
+        prompt=[1, 2, 3, 151_935],
+        completions=[
+            completion(1, 5),
+            completion(2, 9, (Stretch(0, 3, 0), Stretch(3, 5, None), Stretch(5, 9, 1))),
+        ],
+        engine="torch/f32",
+        heads=(HEAD_ZERO_ID, name("a later head")),
+        slot=3,
+        vocabulary=VOCABULARY,
+    ),
+    ext={"note": "an environment, and a switch to a later head"},
+)
+SEALED_GROUP = seal(SMALL_GROUP, SAMPLER, RUN)
+GROUP_ID = open_sealed(SEALED_GROUP, TrajectoryGroup, RUN).id
+
+REFERENCE = GroupReference(
+    blob=blob_id(SEALED_GROUP), group=GROUP_ID, head=HEAD_ZERO_ID, size=len(SEALED_GROUP), slot=3
+)
+HEARTBEAT = Heartbeat(head=HEAD_ZERO_ID, term=1, time_ms=1_790_000_000_000, version=0)
+RECEIPT = Receipt(
+    accepted=GROUP_ID + name("group 1"),
+    head=HEAD_ZERO_ID,
+    rate=0.5,
+    refused=(Refusal("duplicate", name("group 2")), Refusal("stale", name("group 3") + name("group 4"))),
+    term=1,
+    version=0,
+)
+VERDICT = Verdict(
+    draw=sign_draw(VERIFIER, RUN, GROUP_ID),
+    figures=Figures(
+        contrast=-0.0001,
+        d_mean=2e-5,
+        d_most=0.0004,
+        logprob_gap=0.002,
+        reward=1.0,
+        tokens=12,
+        z_mean=1e-4,
+        z_most=0.003,
+    ),
+    group=GROUP_ID,
+    note="every draw lies where it should",
+    reason="seed-replay",
+    result="honest",
+)
+VOTE = TermVote(base=HEAD_ZERO_ID, leader=STANDBY.public, term=2)
+GRANT = TermGrant(
+    ballots=tuple(
+        sorted((cast(VOTE, who, RUN) for who in (STANDBY, VERIFIER)), key=lambda ballot: ballot.elector)
+    ),
+    vote=VOTE,
+)
+LINK = Link(
+    addresses=("/ip4/127.0.0.1/tcp/4001/p2p/" + TRAINER.peer_id,),
+    head=HEAD_ZERO_ID,
+    run=RUN,
+    term=1,
+    version=0,
+)
+
+SEALED_TYPES = {
+    "manifest": (MANIFEST, TRAINER, ZERO),
+    "group": (SMALL_GROUP, SAMPLER, RUN),
+    "group-reference": (REFERENCE, SAMPLER, RUN),
+    "join": (JOIN, SAMPLER, RUN),
+    "heartbeat": (HEARTBEAT, TRAINER, RUN),
+    "receipt": (RECEIPT, TRAINER, RUN),
+    "verdict": (VERDICT, VERIFIER, RUN),
+    "head": (HEAD, TRAINER, RUN),
+    "vote": (VOTE, STANDBY, RUN),
+}
+"""Messages that travel sealed: an example, who says it, and in which run."""
+
+BARE_TYPES = {"roster": ROSTER, "chunk-table": TABLE, "layout": LAYOUT, "grant": GRANT, "link": LINK}
+"""Objects that travel bare: named by their hash, or proving themselves."""
+
+MESSAGES = {kind: message for kind, (message, _, _) in SEALED_TYPES.items()} | BARE_TYPES

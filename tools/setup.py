@@ -1,0 +1,158 @@
+"""Set the project up on a fresh machine: `make setup` calls this. It needs nothing but Python.
+
+`setup.py python` makes `.venv` with every extra; `setup.py node` installs the packages of the
+interoperation tests. Each first looks for what it needs from the system. On Debian as root it
+installs what is missing; elsewhere it stops with one line that says what to type. It never asks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+INTEROP = ROOT / "tests" / "interop"
+OLDEST, NEWEST = (3, 11), (3, 13)
+OLDEST_NODE = 20
+
+
+class Need(NamedTuple):
+    """Something that pip and npm cannot bring, and its name in each package manager."""
+
+    what: str
+    there: Callable[[], bool]
+    debian: str
+    fedora: str
+    macos: str
+
+
+def say(line: str) -> None:
+    print(f"setup: {line}", flush=True)
+
+
+def stop(line: str) -> NoReturn:
+    sys.exit(f"setup: {line}")
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
+    env = {**os.environ, **environment}
+    if subprocess.run(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, check=False).returncode:
+        stop(f"`{' '.join(map(str, command))}` failed; its own words are above")
+
+
+def answer(*command: str | Path) -> str:
+    """What the command prints, or nothing where it is missing or fails (as a pyenv shim may)."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def suits(python: str | Path) -> bool:
+    version = answer(python, "-c", "import sys; print(*sys.version_info[:2])").split()
+    return bool(version) and OLDEST <= tuple(map(int, version)) <= NEWEST
+
+
+def go_on_with_a_python_that_suits() -> None:
+    """Stay where the version is right; else start again under the newest that is."""
+    if OLDEST <= sys.version_info[:2] <= NEWEST:
+        return
+    for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
+        found = shutil.which(f"python3.{minor}")
+        if found and suits(found):
+            os.execv(found, [found, *sys.argv])  # noqa: S606 -- this very script, no shell
+    stop("Python 3.11, 3.12 or 3.13 is needed; where it has another name, `make setup PYTHON=name`")
+
+
+def compiles(compiler: str, header: str) -> bool:
+    """Whether the header is really found: its place differs from system to system."""
+    include = sysconfig.get_path("include")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.cpp" if compiler == "c++" else "probe.c")
+        source.write_text(f"#include <{header}>\n")
+        command = [compiler, "-I", include, "-c", str(source), "-o", f"{folder}/probe.o"]
+        try:
+            return subprocess.run(command, capture_output=True, check=False).returncode == 0
+        except OSError:
+            return False
+
+
+def node_is_new_enough() -> bool:
+    major = answer("node", "--version").lstrip("v").split(".")[0]
+    return major.isdigit() and int(major) >= OLDEST_NODE and bool(answer("npm", "--version"))
+
+
+BREW_PATHS = "export CPATH=$(brew --prefix)/include LIBRARY_PATH=$(brew --prefix)/lib"
+
+# fastecdsa, which libp2p needs, and llama-cpp-python come as source only.
+NEEDS_OF_PYTHON = [
+    Need("a C++ compiler", lambda: compiles("c++", "vector"), "build-essential", "gcc-c++", "gcc"),
+    Need("Python's headers", lambda: compiles("cc", "Python.h"), "python3-dev", "python3-devel", "python"),
+    Need("Python's venv", lambda: bool(find_spec("ensurepip")), "python3-venv", "python3-libs", "python"),
+    Need("GMP", lambda: compiles("cc", "gmp.h"), "libgmp-dev", "gmp-devel", f"gmp && {BREW_PATHS}"),
+]
+NEEDS_OF_NODE = [
+    Need(f"Node {OLDEST_NODE} or newer with npm", node_is_new_enough, "nodejs npm", "nodejs npm", "node"),
+]
+
+
+def bring(needs: list[Need]) -> None:
+    """Make sure of what the system must have, or stop with the line that says what to type."""
+    missing = [need for need in needs if not need.there()]
+    if missing and shutil.which("apt-get") and os.geteuid() == 0:
+        packages = [name for need in missing for name in need.debian.split()]
+        say(f"installing {' '.join(packages)}")
+        run("apt-get", "-qq", "update")
+        run("apt-get", "-qq", "-y", "install", *packages, DEBIAN_FRONTEND="noninteractive")
+        missing = [need for need in missing if not need.there()]
+    if missing:
+        debian = " ".join(need.debian for need in missing)
+        fedora = " ".join(need.fedora for need in missing)
+        macos = " ".join(need.macos for need in missing)
+        stop(
+            f"missing: {', '.join(need.what for need in missing)}. Debian: sudo apt-get install {debian}. "
+            f"Fedora: sudo dnf install {fedora}. macOS: brew install {macos}"
+        )
+
+
+def set_up_python() -> None:
+    import tomllib  # noqa: PLC0415 -- an older Python must get as far as choosing another
+
+    bring(NEEDS_OF_PYTHON)
+    python = VENV / "bin" / "python"
+    if not (suits(python) and answer(python, "-m", "pip", "--version")):
+        say("making .venv")
+        run(sys.executable, "-m", "venv", "--clear", VENV)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    if extras["llama"][0] not in answer(python, "-m", "pip", "freeze").replace("_", "-").splitlines():
+        say("installing everything; compiling llama.cpp takes 5 to 10 minutes the first time")
+    run(
+        *(python, "-m", "pip", "install", "--quiet", "--editable", f".[{','.join(extras)}]"),
+        *extras["torch"],  # named, so that pip never weighs a newer build of torch, which is gigabytes
+        CMAKE_ARGS="-DLLAVA_BUILD=OFF",
+        CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count() or 1),
+    )
+    say(".venv is ready")
+
+
+def set_up_node() -> None:
+    bring(NEEDS_OF_NODE)
+    run("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=INTEROP)
+    say("the packages of tests/interop are ready")
+
+
+if __name__ == "__main__":
+    go_on_with_a_python_that_suits()
+    {"python": set_up_python, "node": set_up_node}[sys.argv[1]]()
