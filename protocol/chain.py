@@ -140,6 +140,8 @@ class Follower:
         kept = self.heads
         if told.term == self.term and liar == self.leader:
             kept = tuple(head for head in kept if self._stands_before(head, told))
+        if len(kept) == len(self.heads) and liar in self.revoked:
+            return self
         return dataclasses.replace(self, heads=kept, revoked=self.revoked | {liar})
 
     def _stands_before(self, head: Head, lie: WeightsHead) -> bool:
@@ -171,6 +173,8 @@ class Follower:
     def _contest(self, grant: TermGrant, held: TermGrant) -> Follower:
         """Two majorities for one term: whoever voted twice is revoked, and nobody leads the term."""
         twice = {ballot.elector for ballot in grant.ballots} & {ballot.elector for ballot in held.ballots}
+        if not self.leader and twice <= self.revoked:
+            return self
         kept = tuple(head for head in self.heads if head.message.term < self.term)
         return dataclasses.replace(self, heads=kept, leader=b"", revoked=self.revoked | twice)
 

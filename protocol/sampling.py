@@ -21,6 +21,8 @@ Ids = NDArray[np.int64]
 
 _PROMPT: Final = b"prompt"
 _UNIFORM: Final = b"u"
+FARTHEST: Final = 1e12
+"""The largest z: that of a token that could not have been drawn at all."""
 _RESOLUTION: Final = 2.0**-53
 
 
@@ -95,5 +97,5 @@ def distances(
     edge = np.where(below > 0, low, high)
     s2 = np.where(below > 0, squares_low, squares_high)
     spread = (1 - edge) ** 2 * s2 + edge**2 * (squares - s2) + 0.25 * (edge * (1 - edge)) ** 2
-    z = np.divide(d, np.sqrt(spread), out=np.zeros_like(d), where=d > 0)
-    return Replay(d, z)
+    scaled = np.divide(d, np.sqrt(spread), out=np.full_like(d, FARTHEST), where=spread > 0)
+    return Replay(d, np.where(d > 0, np.minimum(scaled, FARTHEST), 0.0))

@@ -93,7 +93,7 @@ class TrajectoryGroup:
     finish: Annotated[tuple[str, ...], array(choice(*FINISHED), limits.COMPLETIONS, 1)]
     heads: Annotated[tuple[bytes, ...], array(digest, limits.HEADS, 1)]
     lengths: Annotated[tuple[int, ...], array(uint(limits.TOKENS, 1), limits.COMPLETIONS, 1)]
-    logprobs: Annotated[bytes, blob(limits.GROUP_BYTES, LOGPROB_BYTES, LOGPROB_BYTES)]
+    logprobs: Annotated[bytes, blob(limits.GROUP_BYTES - 1, LOGPROB_BYTES, LOGPROB_BYTES)]
     prompt: Annotated[bytes, blob(_PACKED_BYTES * limits.TOKENS, 1)]
     prompt_length: Annotated[int, uint(limits.TOKENS, 1)]
     rewards: Annotated[tuple[float, ...], array(number(-limits.REWARD, limits.REWARD), limits.COMPLETIONS, 1)]

@@ -11,12 +11,13 @@ from protocol import limits
 from protocol.digest import context
 from protocol.fields import Digest, Ext, Signature, Slug, choice, number, optional, text, uint
 from protocol.identity import Identity, verify
+from protocol.sampling import FARTHEST
 from protocol.wire import record
 
 RESULTS: Final = ("honest", "dishonest", "undecided")
 
 _Distance = Annotated[float, number(0.0, 1.0)]
-_Scaled = Annotated[float, number(0.0, 1e12)]
+_Scaled = Annotated[float, number(0.0, FARTHEST)]
 
 
 @record

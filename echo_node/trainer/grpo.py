@@ -121,7 +121,7 @@ def advantages(rewards: Sequence[float], kind: Literal["mean", "normalised"]) ->
     return [value / (spread + SPREAD_FLOOR) for value in centred]
 
 
-def grpo_loss(  # noqa: PLR0914 - the formula has as many names as it has parts
+def grpo_loss(
     settings: GrpoSettings,
     *,
     log_probs: Tensor,
@@ -169,7 +169,7 @@ def grpo_loss(  # noqa: PLR0914 - the formula has as many names as it has parts
             clipped=int((cut & kept).sum()),
             ratio=float(seen.sum()),
             ratio_squared=float((seen * seen).sum()),
-            mismatch=float((seen - 1.0 - log_seen).sum()),
+            mismatch=float((torch.expm1(log_seen) - log_seen).sum()),
             entropy=float(entropies[kept].double().sum()),
         )
     return GrpoLoss(loss=total / max(weight, 1), total=total, weight=weight, tally=tally)

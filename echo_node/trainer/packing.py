@@ -1,8 +1,8 @@
 """Groups of many lengths, laid out as tensors that a forward pass takes.
 
-Completions of one group share a row and the prompt in it: each sees the prompt and itself, never a
-neighbour, at the positions that it would have alone. The last token of a completion is only predicted, so it
-takes no place. This module knows nothing of models and losses.
+A row is a tree of tokens: the prompt is its trunk, and whatever completions of the group have in common is
+there, and computed, once. Each token sees its own ancestors and stands at the position that it would have
+alone, so the sharing changes no value. This module knows nothing of models and losses.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-UNSEEN = torch.finfo(torch.float32).min  # added to the attention score of what a token must not see
-PADDING = -1  # the segment of places that hold nothing; 0 is the prompt's, then one for each completion
+UNSEEN = float(np.finfo(np.float32).min)  # added to the attention score of what a token must not see
 
 
 class SampledCompletion(NamedTuple):
@@ -38,18 +37,52 @@ class TrainingGroup:
     """One prompt and all that was sampled from it."""
 
     prompt_ids: Sequence[int] | NDArray[np.integer]
-    completions: Sequence[SampledCompletion | tuple[NDArray[np.integer], NDArray[np.floating], float]]
+    completions: Sequence[SampledCompletion]
 
 
-@dataclass(frozen=True, slots=True)
+class Branch(NamedTuple):
+    """A completion in its row: the place that each token is predicted from, the token, and what it teaches."""
+
+    sources: list[int]
+    targets: list[int]
+    mu: NDArray[np.floating]
+    advantage: float
+
+
 class Row:
-    """A prompt and some completions of one group, each with its advantage, side by side."""
+    """The tree of one prompt and some completions of its group, its places in the order of growth."""
 
-    prompt_ids: NDArray[np.integer]
-    completions: tuple[tuple[NDArray[np.integer], NDArray[np.floating], float], ...]
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self.ids = list(prompt_ids)
+        self.parents = list(range(-1, len(self.ids) - 1))
+        self.positions = list(range(len(self.ids)))
+        self.branches: list[Branch] = []
+        self._trunk = len(self.ids)
+        self._children: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
-        return len(self.prompt_ids) + sum(max(len(ids) - 1, 0) for ids, _, _ in self.completions)
+        return len(self.ids)
+
+    def grow(self, ids: Sequence[int], mu: NDArray[np.floating], advantage: float) -> None:
+        """Add a completion; its last token is only predicted, so it takes no place."""
+        sources, place = [], self._trunk - 1
+        for position, token in enumerate(ids, start=self._trunk):
+            sources.append(place)
+            if len(sources) == len(ids):
+                break
+            parent, place = place, self._children.setdefault((place, token), len(self.ids))
+            if place == len(self.ids):
+                self.ids.append(token)
+                self.parents.append(parent)
+                self.positions.append(position)
+        self.branches.append(Branch(sources, list(ids), mu, advantage))
+
+    def sight(self) -> NDArray[np.bool_]:
+        """Who sees whom, [places, places]: each its ancestors and itself."""
+        seen = np.eye(len(self), dtype=np.bool_)
+        for place, parent in enumerate(self.parents[1:], start=1):
+            seen[place] |= seen[parent]
+        return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,28 +104,26 @@ class PackedRows:
 
 
 def rows_of(group: TrainingGroup, advantages: Sequence[float], row_tokens: int) -> Iterator[Row]:
-    """Cut a group into rows of at most `row_tokens` places; a completion that is longer has its own."""
-    prompt_ids = np.asarray(group.prompt_ids)
-    if not len(prompt_ids):
+    """Cut a group into rows of at most `row_tokens` places; what is longer by itself has its own."""
+    prompt_ids = [int(token) for token in group.prompt_ids]
+    if not prompt_ids:
         raise DefectError("a group came to training without a prompt")
-    shared: list[tuple[NDArray[np.integer], NDArray[np.floating], float]] = []
-    length = len(prompt_ids)
+    row = Row(prompt_ids)
     for (ids, mu, _), advantage in zip(group.completions, advantages, strict=True):
         if len(ids) != len(mu) or not np.isfinite(mu).all():
             raise DefectError("a completion came to training without one log-probability for each token")
-        if shared and length + len(ids) - 1 > row_tokens:
-            yield Row(prompt_ids, tuple(shared))
-            shared, length = [], len(prompt_ids)
-        shared.append((ids, mu, advantage))
-        length += max(len(ids) - 1, 0)
-    if shared:
-        yield Row(prompt_ids, tuple(shared))
+        if row.branches and len(row) + len(ids) - 1 > row_tokens:
+            yield row
+            row = Row(prompt_ids)
+        row.grow([int(token) for token in ids], mu, advantage)
+    if row.branches:
+        yield row
 
 
 def micro_batches(rows: Sequence[Row], tokens: int) -> Iterator[list[Row]]:
     """Rows of like length together, at most `tokens` places of them, padding included, or a single row."""
     together: list[Row] = []
-    for row in sorted(rows, key=len):  # ascending: the newest is the longest
+    for row in sorted(rows, key=len):  # ascending, so each is the longest so far
         if together and (len(together) + 1) * len(row) > tokens:
             yield together
             together = []
@@ -102,36 +133,25 @@ def micro_batches(rows: Sequence[Row], tokens: int) -> Iterator[list[Row]]:
 
 
 def pack(rows: Sequence[Row], device: torch.device) -> PackedRows:
-    """Lay the rows out, padded at the end to the longest."""
-    completions = [(place, *completion) for place, row in enumerate(rows) for completion in row.completions]
-    shape = (len(rows), max(len(row) for row in rows))
-    ids, position_ids = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    segments = np.full(shape, PADDING, np.int64)
-    sampled = (len(completions), max(len(drawn) for _, drawn, _, _ in completions))
-    sources, targets = np.zeros(sampled, np.int64), np.zeros(sampled, np.int64)
-    mu, mask = np.zeros(sampled, np.float32), np.zeros(sampled, np.bool_)
+    """Lay the rows out, padded at the end to the longest. Padding sees only itself, and nobody sees it."""
+    branches = [(number, branch) for number, row in enumerate(rows) for branch in row.branches]
+    places, tokens = max(len(row) for row in rows), max(len(branch.targets) for _, branch in branches)
+    ids, position_ids = np.zeros((2, len(rows), places), np.int64)
+    seen = np.broadcast_to(np.eye(places, dtype=np.bool_), (len(rows), places, places)).copy()
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row.ids
+        position_ids[number, : len(row)] = row.positions
+        seen[number, : len(row), : len(row)] = row.sight()
 
-    nth = 0
-    for place, row in enumerate(rows):
-        prompt = len(row.prompt_ids)
-        ids[place, :prompt] = row.prompt_ids
-        position_ids[place, :prompt] = np.arange(prompt)
-        segments[place, :prompt] = 0
-        start = prompt
-        for segment, (drawn, claimed, _) in enumerate(row.completions, start=1):
-            count = len(drawn)
-            end = start + max(count - 1, 0)
-            ids[place, start:end] = drawn[:-1]
-            position_ids[place, start:end] = np.arange(prompt, prompt + end - start)
-            segments[place, start:end] = segment
-            sources[nth, :1] = place * shape[1] + prompt - 1
-            sources[nth, 1:count] = place * shape[1] + np.arange(start, end)
-            targets[nth, :count], mu[nth, :count], mask[nth, :count] = drawn, claimed, True
-            start, nth = end, nth + 1
-
-    same = segments[:, :, None] == segments[:, None, :]
-    seen = (same | (segments == 0)[:, None, :]) & np.tri(shape[1], dtype=np.bool_)
-    advantage = np.array([worth for _, _, _, worth in completions], np.float32)
+    sources, targets = np.zeros((2, len(branches), tokens), np.int64)
+    mu, mask = np.zeros(targets.shape, np.float32), np.zeros(targets.shape, np.bool_)
+    for nth, (number, branch) in enumerate(branches):
+        drawn = slice(len(branch.targets))
+        sources[nth, drawn] = branch.sources
+        sources[nth, drawn] += number * places
+        targets[nth, drawn], mu[nth, drawn], mask[nth, drawn] = branch.targets, branch.mu, True
+    advantage = np.array([branch.advantage for _, branch in branches], np.float32)
+    attention = np.where(seen, np.float32(0.0), np.float32(UNSEEN))[:, None]
 
     def there(array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -139,7 +159,7 @@ def pack(rows: Sequence[Row], device: torch.device) -> PackedRows:
     return PackedRows(
         ids=there(ids),
         position_ids=there(position_ids),
-        attention=there(np.where(seen, np.float32(0.0), np.float32(UNSEEN))[:, None]),
+        attention=there(attention),
         sources=there(sources),
         targets=there(targets),
         mu=there(mu),

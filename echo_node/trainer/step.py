@@ -63,7 +63,7 @@ class StepSettings:
     temperature: float = 1.0
     vocab_size: int = 0
     row_tokens: int = 256
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: int = 1024
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
 
 

@@ -56,19 +56,25 @@ CONTRADICTIONS: dict[str, Any] = {
     "columns of different lengths": _group(rewards=(0.5,)),
     "fewer finish reasons than completions": _group(finish=("end",)),
     "a prompt with a byte too many": _group(prompt=SMALL_GROUP.prompt + b"\0"),
-    "a prompt with unused bits that are not zero": _group(prompt=pack_ids([1], 151_936)[:2] + b"\x80", prompt_length=1),
+    "a prompt with unused bits that are not zero": _group(
+        prompt=pack_ids([1], 151_936)[:2] + b"\x80", prompt_length=1
+    ),
     "tokens with a byte too few": _group(tokens=SMALL_GROUP.tokens[:-1]),
     "log-probabilities for fewer tokens": _group(logprobs=SMALL_GROUP.logprobs[:-3]),
     "one head named twice": _group(heads=(SMALL_GROUP.heads[0],) * 2),
     "a head under which nothing was drawn": _group(heads=(*SMALL_GROUP.heads, name("unused"))),
     "a span under a head that is not named": _group(heads=SMALL_GROUP.heads[:1]),
-    "a span of a completion that is not there": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, completion=2))),
+    "a span of a completion that is not there": _group(
+        spans=(_ENVIRONMENT, dataclasses.replace(_LATER, completion=2))
+    ),
     "a span beyond its completion": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, length=5))),
     "spans out of order": _group(spans=(_LATER, _ENVIRONMENT)),
     "spans that overlap": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, start=4, length=5))),
     "two spans that are one": _group(spans=(_ENVIRONMENT, Span(1, 5, 2, 1), Span(1, 7, 2, 1))),
     "log-probabilities on the environment's tokens": _group(spans=(Span(1, 2, 3, None), _LATER)),
-    "tokens under an older head than before": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, length=3))),
+    "tokens under an older head than before": _group(
+        spans=(_ENVIRONMENT, dataclasses.replace(_LATER, length=3))
+    ),
     # manifest
     "model files out of order": _in(MANIFEST, "model", files=MANIFEST.model.files[::-1]),
     "one model file twice": _in(MANIFEST, "model", files=(ModelFile(ZERO, "a", 1), ModelFile(ZERO, "a", 2))),
@@ -86,7 +92,9 @@ CONTRADICTIONS: dict[str, Any] = {
     "members out of order": dataclasses.replace(ROSTER, members=ROSTER.members[::-1]),
     "one member twice": dataclasses.replace(ROSTER, members=(Member(SAMPLER.public, "torch/f32", ZERO),) * 2),
     "reasons out of order": dataclasses.replace(RECEIPT, refused=RECEIPT.refused[::-1]),
-    "one group accepted and refused": dataclasses.replace(RECEIPT, refused=(Refusal("stale", RECEIPT.accepted[:32]),)),
+    "one group accepted and refused": dataclasses.replace(
+        RECEIPT, refused=(Refusal("stale", RECEIPT.accepted[:32]),)
+    ),
     # weights
     "version 1 that follows nothing": _head(previous=ZERO),
     "version 0 that follows something": dataclasses.replace(HEAD_ZERO, previous=name("something")),
@@ -101,7 +109,9 @@ CONTRADICTIONS: dict[str, Any] = {
     "a frame with a size and no hash": dataclasses.replace(TABLE, frames=bytes(32) + TABLE.frames[32:]),
     "a frame with a hash and no size": dataclasses.replace(TABLE, sizes=bytes(4) + TABLE.sizes[4:]),
     "tensors out of order": dataclasses.replace(LAYOUT, tensors=LAYOUT.tensors[::-1]),
-    "one tensor twice": dataclasses.replace(LAYOUT, tensors=(TensorEntry("a", "bf16", ()), TensorEntry("a", "f32", ()))),
+    "one tensor twice": dataclasses.replace(
+        LAYOUT, tensors=(TensorEntry("a", "bf16", ()), TensorEntry("a", "f32", ()))
+    ),
     "ballots out of order": dataclasses.replace(GRANT, ballots=GRANT.ballots[::-1]),
     "one elector's ballot twice": dataclasses.replace(
         GRANT, ballots=(Ballot(VERIFIER.public, bytes(64)), Ballot(VERIFIER.public, bytes(64)))

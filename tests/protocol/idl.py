@@ -72,7 +72,9 @@ def edges(notation: str) -> Edges:
         return Edges([None, *inner.within], inner.beyond)
     if notation in LONGEST:
         longest = LONGEST[notation]
-        return Edges([longest, longest[:3]], [longest + "a", "", longest[:3].upper() + "ß", longest[:3] + "\n"])
+        return Edges(
+            [longest, longest[:3]], [longest + "a", "", longest[:3].upper() + "ß", longest[:3] + "\n"]
+        )
     if notation == "key":
         return Edges([Identity(bytes(32)).public], [])
     if match := re.fullmatch(r"match /(.+)/ \.\.(\d+)", notation):
@@ -118,7 +120,11 @@ def _array_edges(item: str, least: int, most: int, *, ascending: bool) -> Edges:
         return Edges([[sample]] if least <= 1 else [], [[]] if least else [])
     return Edges(
         [[sample] * least, [sample] * most],
-        [[sample] * (most + 1), *([[sample] * (least - 1)] if least else []), *([bad] for bad in inner.beyond)],
+        [
+            [sample] * (most + 1),
+            *([[sample] * (least - 1)] if least else []),
+            *([bad] for bad in inner.beyond),
+        ],
     )
 
 

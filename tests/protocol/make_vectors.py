@@ -153,7 +153,10 @@ def canonical_cases() -> dict[str, list[Case]]:
         "more bytes announced than there are": bytes.fromhex("c6ffffffff00"),
     }
     return {
-        "valid": [{"name": what, "value": plain(v), "bytes": canonical.encode(v).hex()} for what, v in values.items()],
+        "valid": [
+            {"name": what, "value": plain(v), "bytes": canonical.encode(v).hex()}
+            for what, v in values.items()
+        ],
         "invalid": [
             {"name": what, "bytes": data.hex(), "error": refusal(lambda data=data: canonical.decode(data))}
             for what, data in invalid.items()
@@ -179,7 +182,12 @@ def digest_cases() -> dict[str, list[Case]]:
     leaves = [[name(f"leaf {index}") for index in range(count)] for count in (0, 1, 2, 3, 4, 5, 8, 13)]
     return {
         "derive": [
-            {"name": f"{kind}, {len(data)} bytes", "text": kind, "input": data.hex(), "digest": derive(kind, data).hex()}
+            {
+                "name": f"{kind}, {len(data)} bytes",
+                "text": kind,
+                "input": data.hex(),
+                "digest": derive(kind, data).hex(),
+            }
             for kind in names
             for data in inputs
         ],
@@ -193,7 +201,7 @@ def digest_cases() -> dict[str, list[Case]]:
 
 def identity_cases() -> dict[str, list[Case]]:
     prime = 2**255 - 19
-    order_8 = 2707385501144840649318225287225658788936804267575313519463743609750303021022
+    order_8 = 2707385501144840649318225287225658788936804267575313519463743609750303402022
     bad = {
         "the neutral element": 1,
         "order 2": prime - 1,
@@ -223,7 +231,13 @@ def identity_cases() -> dict[str, list[Case]]:
         refusal(lambda key=key: check_key(key))
     for text in ids.values():
         refusal(lambda text=text: public_key_of(text))
-    people = {"trainer": TRAINER, "standby": STANDBY, "verifier": VERIFIER, "sampler": SAMPLER, "stranger": STRANGER}
+    people = {
+        "trainer": TRAINER,
+        "standby": STANDBY,
+        "verifier": VERIFIER,
+        "sampler": SAMPLER,
+        "stranger": STRANGER,
+    }
     return {
         "valid": [
             {
@@ -245,10 +259,12 @@ def topics_cases() -> dict[str, list[Case]]:
     run, blob = RUN.hex(), name("a blob")
     return {
         "topics": [
-            {"name": cargo, "run": run, "cargo": cargo, "topic": topics.topic(RUN, cargo)} for cargo in topics.CARGOES
+            {"name": cargo, "run": run, "cargo": cargo, "topic": topics.topic(RUN, cargo)}
+            for cargo in topics.CARGOES
         ],
         "roles": [
-            {"name": role, "run": run, "role": role, "key": topics.role_key(RUN, role).hex()} for role in topics.ROLES
+            {"name": role, "run": run, "role": role, "key": topics.role_key(RUN, role).hex()}
+            for role in topics.ROLES
         ],
         "blobs": [{"name": "a blob", "blob": blob.hex(), "key": topics.blob_key(blob).hex()}],
     }
@@ -256,9 +272,20 @@ def topics_cases() -> dict[str, list[Case]]:
 
 def tokens_cases() -> dict[str, list[Case]]:
     random = np.random.default_rng(11)
-    columns = [([0], 1), ([1, 0, 1], 2), (list(range(16)), 16), ([1, 2, 3, 151_935], 151_936), ([2**24 - 1, 0], 2**24)]
+    columns = [
+        ([0], 1),
+        ([1, 0, 1], 2),
+        (list(range(16)), 16),
+        ([1, 2, 3, 151_935], 151_936),
+        ([2**24 - 1, 0], 2**24),
+    ]
     columns += [(random.integers(0, size, 37).tolist(), size) for size in (3, 17, 256, 257, 49_152, 65_537)]
-    values = [[-0.0, 0.0], [-0.5, -70.0], [-64.0 + 2**-18, -64.0, -1e300], [-(2.0**-19), -3 * 2.0**-19, -1e-12]]
+    values = [
+        [-0.0, 0.0],
+        [-0.5, -70.0],
+        [-64.0 + 2**-18, -64.0, -1e300],
+        [-(2.0**-19), -3 * 2.0**-19, -1e-12],
+    ]
     values.append((-random.exponential(3.0, 9)).tolist())
     return {
         "ids": [
@@ -309,7 +336,9 @@ def sampling_cases() -> dict[str, list[Case]]:
         row = random.dirichlet(np.full(7, 0.5))
         u = float(random.integers(0, 2**53)) * 2.0**-53
         token = int(sampling.draw(row[None], [u])[0])
-        draws.append({"name": f"draw {index}", "probabilities": plain(row.tolist()), "u": plain(u), "token": token})
+        draws.append(
+            {"name": f"draw {index}", "probabilities": plain(row.tolist()), "u": plain(u), "token": token}
+        )
         claimed = int(random.integers(0, 7))
         found = sampling.replay(row[None], [claimed], [u])
         replays.append(
@@ -322,13 +351,33 @@ def sampling_cases() -> dict[str, list[Case]]:
                 "z": plain(float(found.z[0])),
             }
         )
-    edges = [([0.0, 0.5, 0.0, 0.5, 0.0], 0.0, 1), ([0.0, 0.5, 0.0, 0.5, 0.0], 0.5, 3), ([0.5, 0.5, 0.0], 1 - 2.0**-53, 1)]
-    for row, u, token in edges:
+    far = sampling.replay(np.array([[0.0, 1.0]]), [0], [0.5])
+    replays.append(
+        {
+            "name": "a token that could not be drawn",
+            "probabilities": plain([0.0, 1.0]),
+            "token": 0,
+            "u": plain(0.5),
+            "d": plain(float(far.d[0])),
+            "z": plain(float(far.z[0])),
+        }
+    )
+    at_edges = [
+        ([0.0, 0.5, 0.0, 0.5, 0.0], 0.0, 1),
+        ([0.0, 0.5, 0.0, 0.5, 0.0], 0.5, 3),
+        ([0.5, 0.5, 0.0], 1 - 2.0**-53, 1),
+    ]
+    for row, u, token in at_edges:
         if int(sampling.draw(np.array([row]), [u])[0]) != token:
             raise SystemExit("a draw at an edge went elsewhere")
         draws.append({"name": f"edge {u}", "probabilities": plain(row), "u": plain(u), "token": token})
     lots = [
-        {"name": f"rate {rate}", "draw": VERDICT.draw.hex(), "rate": plain(rate), "drawn": verdict.drawn(VERDICT.draw, rate)}
+        {
+            "name": f"rate {rate}",
+            "draw": VERDICT.draw.hex(),
+            "rate": plain(rate),
+            "drawn": verdict.drawn(VERDICT.draw, rate),
+        }
         for rate in (0.0, 0.1, 0.5, 0.9, 1.0)
     ]
     return {"streams": streams, "draws": draws, "replays": replays, "lots": lots}
@@ -360,15 +409,20 @@ def envelope_cases() -> dict[str, list[Case]]:
         return canonical.pack([value if index == at else part for at, part in enumerate(parts)])
 
     flipped = bytes([parts[5][0] ^ 1]) + parts[5][1:]
-    high_s = (int.from_bytes(parts[5][32:], "little") + 2**252 + 27742317777372353535851937790883648493).to_bytes(
-        32, "little"
-    )
+    high_s = (
+        int.from_bytes(parts[5][32:], "little") + 2**252 + 27742317777372353535851937790883648493
+    ).to_bytes(32, "little")
     cases: dict[str, tuple[bytes, str, bytes, bytes | None]] = {
         "another major version": (loose_seal(body, "join", SAMPLER, RUN, major=2), "join", RUN, None),
         "another major version of another shape": (canonical.pack([2, "whatever"]), "join", RUN, None),
         "another kind": (good, "heartbeat", RUN, None),
         "a kind that was changed": (spoiled(1, "vote"), "vote", RUN, None),
-        "a body of one kind sealed as another": (loose_seal(body, "heartbeat", SAMPLER, RUN), "heartbeat", RUN, None),
+        "a body of one kind sealed as another": (
+            loose_seal(body, "heartbeat", SAMPLER, RUN),
+            "heartbeat",
+            RUN,
+            None,
+        ),
         "another run": (good, "join", other_run, None),
         "a run that was changed": (spoiled(2, other_run), "join", other_run, None),
         "another signer than expected": (good, "join", RUN, STRANGER.public),
@@ -412,7 +466,11 @@ def batch_cases() -> dict[str, list[Case]]:
     }
     return {
         "valid": [
-            {"name": f"{len(row)} messages", "bytes": write_batch(row).hex(), "sealed": [item.hex() for item in row]}
+            {
+                "name": f"{len(row)} messages",
+                "bytes": write_batch(row).hex(),
+                "sealed": [item.hex() for item in row],
+            }
             for row in ([one], [one, two], [two] * 5)
         ],
         "invalid": [
@@ -440,7 +498,11 @@ def link_cases() -> dict[str, list[Case]]:
     return {
         "valid": [
             {"name": "a link", "link": good, "value": plain(wire.of(Link).dump(LINK))},
-            {"name": "white space around it", "link": f"  {good}\n", "value": plain(wire.of(Link).dump(LINK))},
+            {
+                "name": "white space around it",
+                "link": f"  {good}\n",
+                "value": plain(wire.of(Link).dump(LINK)),
+            },
         ],
         "invalid": [
             {"name": what, "link": text, "error": refusal(lambda text=text: Link.parse(text))}
@@ -479,7 +541,9 @@ def _limit_cases(kind: str, example: Any) -> list[Case]:
             if len(data) < min(4096, type(example).LIMIT):
                 error = refusal(lambda data=data: decode(type(example), data))
                 what = f"{kind}: beyond the limit of {spell(path)}, {index}"
-                cases.append({"name": what, "record": type(example).__name__, "bytes": data.hex(), "error": error})
+                cases.append(
+                    {"name": what, "record": type(example).__name__, "bytes": data.hex(), "error": error}
+                )
     return cases
 
 
@@ -509,9 +573,15 @@ def chain_cases() -> dict[str, list[Case]]:
         "one version told twice": (None, [zero, one, two, three, two_b, after(three), grant(one.id), two]),
         "a successor that denies what was told": (None, [zero, one, two, three_b, three]),
         "proof from elsewhere": (None, [zero, one, two, three, (two, two_b), (one, two), grant(two.id)]),
-        "a new term from the tip": (None, [zero, one, two, base_two, three, after(two, signer=STANDBY, term=2), first]),
+        "a new term from the tip": (
+            None,
+            [zero, one, two, base_two, three, after(two, signer=STANDBY, term=2), first],
+        ),
         "a new term from an older head": (None, [zero, one, two, three, base_two, first, after(first)]),
-        "a first head without an anchor": (None, [zero, one, two, base_two, after(two, signer=STANDBY, term=2, routes=_delta(two))]),
+        "a first head without an anchor": (
+            None,
+            [zero, one, two, base_two, after(two, signer=STANDBY, term=2, routes=_delta(two))],
+        ),
         "a new term on another branch": (
             None,
             [
@@ -523,8 +593,19 @@ def chain_cases() -> dict[str, list[Case]]:
         "grants that are none": (
             None,
             [
-                *(zero, one, two, grant(two.id, voters=(VERIFIER,)), grant(two.id, voters=(VERIFIER, STRANGER))),
-                *(grant(two.id, VERIFIER), grant(two.id, term=3), grant(name("nowhere")), _forged_grant(two.id)),
+                *(
+                    zero,
+                    one,
+                    two,
+                    grant(two.id, voters=(VERIFIER,)),
+                    grant(two.id, voters=(VERIFIER, STRANGER)),
+                ),
+                *(
+                    grant(two.id, VERIFIER),
+                    grant(two.id, term=3),
+                    grant(name("nowhere")),
+                    _forged_grant(two.id),
+                ),
                 *(base_two, base_two, grant(two.id, TRAINER, 3, (TRAINER, STANDBY))),
             ],
         ),
@@ -532,7 +613,11 @@ def chain_cases() -> dict[str, list[Case]]:
             None,
             [
                 *(zero, one, two, base_two, first, by_trainer, after(first)),
-                *(grant(two.id, TRAINER, 3), grant(two.id, TRAINER, 3, (TRAINER, STANDBY)), after(two, signer=TRAINER, term=3)),
+                *(
+                    grant(two.id, TRAINER, 3),
+                    grant(two.id, TRAINER, 3, (TRAINER, STANDBY)),
+                    after(two, signer=TRAINER, term=3),
+                ),
             ],
         ),
         "a newcomer with a link": (_link(two), [zero, three, two, one, three, three_b]),
@@ -630,7 +715,9 @@ def main() -> None:
             fresh[cases] = [*old.values(), *(row for what, row in new.items() if what not in old)]
         path.write_text(json.dumps(fresh, indent=1, ensure_ascii=True) + "\n")
     if changed:
-        sys.exit("these cases would be written differently today; the wire has changed:\n  " + "\n  ".join(changed))
+        sys.exit(
+            "these cases would be written differently today; the wire has changed:\n  " + "\n  ".join(changed)
+        )
 
 
 if __name__ == "__main__":

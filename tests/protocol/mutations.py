@@ -41,10 +41,13 @@ def changed(value: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> 
 
 
 def spell(path: tuple[Any, ...]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "message"
+    return (
+        "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
+        or "message"
+    )
 
 
-def ignorable(message: object, path: tuple[Any, ...]) -> bool:
+def ignorable(path: tuple[Any, ...]) -> bool:
     """Whether a place lies within a map of free content, where nothing is wrong."""
     free = {"ext", "params"}
     return any(part in free for part in path[:-1])
@@ -61,12 +64,16 @@ def structural(message: object) -> Iterator[Mutation]:
     """A field too many, too few or of another type, wherever a field is; and numbers that are none."""
     tree = tree_of(message)
     for path, value in places(tree):
-        if ignorable(message, path):
+        if ignorable(path):
             continue
         where = spell(path)
         stranger: Any = "a string" if not isinstance(value, str) else 7
         if path:
-            yield Mutation(f"wrong type at {where}", _pack(changed(tree, path, lambda _: stranger)), "wrong-type")
+            yield Mutation(
+                f"wrong type at {where}",
+                _pack(changed(tree, path, lambda _, stranger=stranger: stranger)),
+                "wrong-type",
+            )
         if isinstance(value, dict) and path[-1:] not in {("ext",), ("params",)}:
             more = changed(tree, path, lambda was: {**was, "zzz": None})
             yield Mutation(f"unknown field in {where}", _pack(more), "unknown-field")

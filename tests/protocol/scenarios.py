@@ -5,7 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from protocol import Follower, Identity, Opened, Route, Rules, TermGrant, TermVote, WeightsHead, open_sealed, seal
+from protocol import (
+    Follower,
+    Identity,
+    Opened,
+    Route,
+    Rules,
+    TermGrant,
+    TermVote,
+    WeightsHead,
+    open_sealed,
+    seal,
+)
 from protocol.digest import ZERO
 from protocol.weights import cast
 
@@ -23,7 +34,11 @@ ZERO_HEAD = opened(HEAD_ZERO)
 
 
 def after(
-    before: Opened[WeightsHead], luck: str = "", signer: Identity | None = None, run: bytes = RUN, **changes: Any
+    before: Opened[WeightsHead],
+    luck: str = "",
+    signer: Identity | None = None,
+    run: bytes = RUN,
+    **changes: Any,
 ) -> Opened[WeightsHead]:
     """A head that follows another one; `luck` tells twins apart."""
     told = before.message
@@ -44,7 +59,9 @@ def grant(
     base: bytes, leader: Identity = STANDBY, term: int = 2, voters: tuple[Identity, ...] = (STANDBY, VERIFIER)
 ) -> TermGrant:
     vote = TermVote(base=base, leader=leader.public, term=term)
-    return TermGrant(tuple(sorted((cast(vote, who, RUN) for who in voters), key=lambda ballot: ballot.elector)), vote)
+    return TermGrant(
+        tuple(sorted((cast(vote, who, RUN) for who in voters), key=lambda ballot: ballot.elector)), vote
+    )
 
 
 def follower(*heads: Opened[WeightsHead]) -> Follower:

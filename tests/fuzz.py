@@ -1,0 +1,248 @@
+"""Throw mutated vectors and random bytes at every decoder of the wire. `python -m tests.fuzz --seconds 60`
+
+Whatever comes in, only a `ProtocolError` may come out, memory stays within bounds, and what does decode encodes to the
+same bytes. A failure prints the decoder and the input in hexadecimal, and the seed that repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import random
+import sys
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import protocol
+from protocol import Link, ProtocolError, canonical, decode, encode, limits, open_sealed, read_batch
+from protocol.envelope import Envelope
+from protocol.identity import check_key, public_key_of
+from protocol.weights import ChunkTable, TermGrant
+from tests.protocol.examples import MESSAGES, RUN, SEALED_TYPES
+
+VECTORS = Path(protocol.__file__).parent / "vectors"
+EDGES = [
+    0,
+    1,
+    -1,
+    127,
+    128,
+    255,
+    256,
+    2**16,
+    2**24,
+    2**32,
+    2**53 - 1,
+    2**53,
+    2**63,
+    2**64 - 1,
+    1e308,
+    5e-324,
+    "",
+    b"",
+]
+
+Decoder = Callable[[bytes], object]
+
+
+def decoders() -> dict[str, Decoder]:
+    """Everything that takes bytes from a peer, by name."""
+    found: dict[str, Decoder] = {
+        "canonical": _canonical,
+        "envelope": Envelope.parse,
+        "batch": read_batch,
+        "link text": lambda data: Link.parse(data.decode("latin-1")),
+        "peer id": lambda data: public_key_of(data.decode("latin-1")),
+        "key": check_key,
+    }
+    for kind, message in MESSAGES.items():
+        found[kind] = functools.partial(_message, type(message))
+    for kind, (message, _, run) in SEALED_TYPES.items():
+        found[f"sealed {kind}"] = functools.partial(open_sealed, kind=type(message), run=run)
+    return found
+
+
+def _canonical(data: bytes) -> object:
+    value = canonical.decode(data)
+    if canonical.encode(value) != data:
+        raise AssertionError("a value with two byte forms")
+    return value
+
+
+def _message(cls: type, data: bytes) -> object:
+    message: Any = decode(cls, data)
+    if encode(message) != data:
+        raise AssertionError("a message with two byte forms")
+    if isinstance(message, protocol.TrajectoryGroup):
+        message.prompt_ids()
+        message.completions()
+    elif isinstance(message, ChunkTable):
+        list(message)
+    elif isinstance(message, TermGrant):
+        message.verify(RUN)
+    return message
+
+
+def seeds() -> dict[str, list[bytes]]:
+    """What to start from, for each decoder: the vectors that are meant for it."""
+    vectors = {path.stem: json.loads(path.read_text()) for path in sorted(VECTORS.glob("*.json"))}
+    by_record = {type(message).__name__: kind for kind, message in MESSAGES.items()}
+    found: dict[str, list[bytes]] = {name: [] for name in decoders()}
+    for case in (*vectors["messages"]["valid"] * 20, *vectors["messages"]["invalid"]):
+        found[by_record[case["record"]]].append(bytes.fromhex(case["bytes"]))
+    for case in vectors["envelope"]["valid"]:
+        found[f"sealed {case['kind']}"].append(bytes.fromhex(case["sealed"]))
+        found["envelope"].append(bytes.fromhex(case["sealed"]))
+    for file in ("canonical", "batch"):
+        found[file] += [
+            bytes.fromhex(case["bytes"]) for part in ("valid", "invalid") for case in vectors[file][part]
+        ]
+    found["link text"] += [
+        case["link"].encode() for part in ("valid", "invalid") for case in vectors["link"][part]
+    ]
+    found["peer id"] += [case["peer_id"].encode() for case in vectors["identity"]["valid"]]
+    found["key"] += [bytes.fromhex(case["key"]) for case in vectors["identity"]["bad_keys"]]
+    found["key"] += [bytes.fromhex(case["public"]) for case in vectors["identity"]["valid"]]
+    return {name: [data for data in starts if len(data) < 20_000] for name, starts in found.items()}
+
+
+class Mutator:
+    """Inputs of three sorts: noise, vectors with changed bytes, and vectors with changed values."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.seeds = seeds()
+        self.corpus = [data for starts in self.seeds.values() for data in starts]
+
+    def inputs(self) -> Iterator[tuple[str, bytes]]:
+        """A decoder's name and what it is given: mostly changed vectors of its own, now and then another's or noise."""
+        names = sorted(self.seeds)
+        while True:
+            name = self.rng.choice(names)
+            draw = self.rng.random()
+            start = self.rng.choice(self.seeds[name] if draw < 0.9 else self.corpus)
+            if draw > 0.97:
+                yield name, self.rng.randbytes(self.rng.randrange(200))
+            elif self.rng.random() < 0.4:
+                yield name, self._bytes(bytearray(start))
+            else:
+                yield name, self._value(start)
+
+    def _bytes(self, data: bytearray) -> bytes:
+        rng = self.rng
+        for _ in range(rng.choice((1, 1, 1, 2, 4, 8))):
+            at = rng.randrange(len(data) + 1)
+            match rng.randrange(7):
+                case 0 if data:
+                    data[at % len(data)] ^= 1 << rng.randrange(8)
+                case 1 if data:
+                    data[at % len(data)] = rng.randrange(256)
+                case 2:
+                    del data[at : at + rng.randrange(1, 9)]
+                case 3:
+                    data[at:at] = rng.randbytes(rng.randrange(1, 9))
+                case 4:
+                    other = rng.choice(self.corpus)
+                    cut = rng.randrange(len(other) + 1)
+                    data[at:] = other[cut:]
+                case 5:
+                    data[at : at + 4] = rng.choice(
+                        (b"\xff" * 4, bytes(4), b"\x7f\xff\xff\xff", b"\xdd\xff\xff\xff\xff")
+                    )
+                case _:
+                    data[at:at] = data[at : at + rng.randrange(1, 65)] * rng.randrange(1, 9)
+        return bytes(data)
+
+    def _value(self, data: bytes) -> bytes:
+        """Change one value of a vector and write it canonically, so that the fault gets past the first gate."""
+        try:
+            tree = canonical.decode(data)
+        except ProtocolError:
+            return self._bytes(bytearray(data))
+        for _ in range(self.rng.choice((1, 1, 2))):
+            tree = self._changed(tree)
+        try:
+            return canonical.encode(tree)
+        except ProtocolError:
+            return data[: self.rng.randrange(len(data) + 1)]
+
+    def _changed(self, value: Any) -> Any:
+        rng = self.rng
+        if isinstance(value, dict) and value and rng.random() < 0.85:
+            key = rng.choice(list(value))
+            return {**value, key: self._changed(value[key])}
+        if isinstance(value, list) and value and rng.random() < 0.85:
+            at = rng.randrange(len(value))
+            return [*value[:at], self._changed(value[at]), *value[at + 1 :]]
+        if isinstance(value, bytes) and value and rng.random() < 0.7:
+            return self._value(value) if rng.random() < 0.5 else self._bytes(bytearray(value))
+        if isinstance(value, int) and not isinstance(value, bool) and rng.random() < 0.5:
+            return value + rng.choice((-1, 1, 8, -8))
+        return rng.choice(
+            [*EDGES, None, True, [], {}, value, [value], [value] * 9, {"x": value}, "x" * 70, bytes(32)]
+        )
+
+
+def fuzz(
+    inputs: int, seed: int, *, seconds: float = 1e9, memory: bool = False, say: Any = None
+) -> Counter[str]:
+    """Give each input to one decoder, and count what came of it."""
+    known = decoders()
+    mutator = Mutator(seed)
+    outcomes: Counter[str] = Counter()
+    ends = time.monotonic() + seconds
+    for index, (name, data) in zip(range(inputs), mutator.inputs(), strict=False):
+        if memory:
+            tracemalloc.start()
+        try:
+            known[name](data)
+            outcomes["accepted"] += 1
+        except ProtocolError as error:
+            outcomes[error.reason] += 1
+            if len(str(error)) > 400:
+                raise SystemExit(
+                    f"an error of {len(str(error))} characters from {name}: {data.hex()}"
+                ) from error
+        except BaseException as error:
+            raise SystemExit(f"{name}, seed {seed}, input {index}: {error!r}\n{data.hex()}") from error
+        finally:
+            if memory:
+                peak = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+        if memory and peak > 2**20 + 70 * len(data):
+            raise SystemExit(f"{name} took {peak} bytes for {len(data)}: {data.hex()}")
+        if index % 5000 == 0 and ((say and say(index, outcomes)) or time.monotonic() > ends):
+            break
+    return outcomes
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--seconds", type=float, default=60.0, help="how long to go on (default: 60)")
+    words.add_argument(
+        "--seed", type=int, default=None, help="repeat a run; a new one is drawn and printed otherwise"
+    )
+    words.add_argument(
+        "--memory", action="store_true", help="watch the memory of each input (five times slower)"
+    )
+    chosen = words.parse_args()
+    seed = random.randrange(2**32) if chosen.seed is None else chosen.seed
+
+    def say(index: int, outcomes: Counter[str]) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{index:,} inputs, {outcomes['accepted']:,} accepted", end="", file=sys.stderr)
+
+    print(f"seed {seed}, {len(decoders())} decoders, limit of a message {limits.GROUP_BYTES:,} bytes")
+    outcomes = fuzz(2**62, seed, seconds=chosen.seconds, memory=chosen.memory, say=say)
+    print(f"\n{sum(outcomes.values()):,} inputs, nothing but ProtocolErrors:")
+    for reason, count in outcomes.most_common():
+        print(f"  {count:>9,}  {reason}")
+
+
+if __name__ == "__main__":
+    main()

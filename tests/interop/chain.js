@@ -1,0 +1,212 @@
+// Section "chain": what may follow what. A follower holds a chain of heads, the term and its leader, and the revoked keys.
+// Every rule is checked before anything is changed, so that what is refused leaves the follower as it was.
+
+import { equal, toHex } from './bytes.js'
+import { ZERO } from './digest.js'
+import { open, signatureHolds } from './envelope.js'
+import { refuse, refuseByRule } from './errors.js'
+import { decodeRecord, encodeRecord } from './schema.js'
+
+const hasAnchor = (head) => head.record.routes.some((route) => route.base === null)
+
+const includes = (keys, key) => keys.some((each) => equal(each, key))
+
+/** Whether two heads, as envelope.js opens them, could not both be told by an honest signer. */
+export function excludeEachOther(one, other) {
+  if (!equal(one.run, other.run) || !equal(one.signer, other.signer) || one.record.term !== other.record.term) return false
+  if (one.record.version === other.record.version) return !equal(one.id, other.id)
+  const [first, second] = one.record.version < other.record.version ? [one, other] : [other, one]
+  return second.record.version === first.record.version + 1 && !equal(second.record.previous, first.id)
+}
+
+export class Follower {
+  /** `sealedManifest` names the run; `link` is a record as link.js reads it, or null. */
+  constructor(sealedManifest, link = null) {
+    const manifest = open(sealedManifest, 'manifest', ZERO)
+    this.run = manifest.id
+    this.manifest = manifest.record
+    if (link !== null && !equal(link.run, this.run)) refuse('wrong-run', 'a link to another run')
+    this.link = link
+    this.heads = []
+    this.term = 1
+    this.leader = this.manifest.trainers[0]
+    this.grant = null
+    this.contested = false
+    this.revoked = new Set()
+  }
+
+  get tip() {
+    return this.heads.at(-1) ?? null
+  }
+
+  /** Nobody may lead it further until a grant. */
+  get holding() {
+    return this.contested || this.isRevoked(this.leader)
+  }
+
+  isRevoked(key) {
+    return this.revoked.has(toHex(key))
+  }
+
+  isLinked(head) {
+    return this.link !== null && equal(head.id, this.link.head)
+  }
+
+  openHead(sealed) {
+    return open(sealed, 'head', this.run)
+  }
+
+  /** Rule 1: the head belongs to the run. */
+  checkBelongs(head) {
+    if (!includes(this.manifest.trainers, head.signer)) refuseByRule('not-trainer', 'signed by none of the trainers')
+    if (!equal(head.record.layout, this.manifest.model.layout)) refuseByRule('wrong-layout', 'another layout')
+  }
+
+  hearHead(sealed) {
+    const head = this.openHead(sealed)
+    this.checkBelongs(head)
+    if (this.heads.some((held) => equal(held.id, head.id))) return
+    if (this.link !== null && this.heads.length === 0) {
+      this.startAtLink(head)
+      return
+    }
+    const { term } = head.record
+    if (term > this.term) refuseByRule('missing-grant', `term ${term}`)
+    const excluded = this.heads.filter((held) => excludeEachOther(held, head))
+    if (excluded.length > 0) {
+      for (const held of excluded) this.convict(held, head)
+      return
+    }
+    if (term < this.term) refuseByRule('old-term', `term ${term}`)
+    if (this.holding) refuseByRule('revoked', 'nobody leads this term')
+    if (!equal(head.signer, this.leader)) refuseByRule('not-leader', 'not signed by the leader')
+    if (this.tip === null) this.checkFirst(head)
+    else this.checkNext(head)
+    this.heads.push(head)
+  }
+
+  /** Rule 3: the link's own head is the first, and sets the term and its leader. */
+  startAtLink(head) {
+    const { term, version } = head.record
+    if (term < this.link.term || (term === this.link.term && version < this.link.version)) {
+      refuseByRule('below-link', 'older than the head of the link')
+    }
+    if (!this.isLinked(head)) refuseByRule('gap', 'not the head of the link')
+    this.heads = [head]
+    this.term = term
+    this.leader = head.signer
+  }
+
+  /** Rule 7. */
+  checkFirst(head) {
+    if (head.record.version !== 0) refuseByRule('gap', 'nothing is held yet')
+    if (!equal(head.record.root, this.manifest.model.root)) refuseByRule('wrong-root', "not the manifest's root")
+  }
+
+  /** Rules 8 and 9. */
+  checkNext(head) {
+    const { version, previous, step, term } = head.record
+    const tip = this.tip.record
+    if (version <= tip.version) refuseByRule('rollback', `version ${version}`)
+    if (version > tip.version + 1) refuseByRule('gap', `version ${version}`)
+    if (!equal(previous, this.tip.id)) refuseByRule('wrong-base', 'does not follow the tip')
+    if (step <= tip.step) refuseByRule('wrong-step', `step ${step}`)
+    if (term > tip.term) {
+      if (!equal(previous, this.grant.record.vote.base)) refuseByRule('wrong-base', "does not follow the grant's base")
+      if (!hasAnchor(head)) refuseByRule('no-anchor', 'the first head of a term has an anchor')
+    }
+  }
+
+  /** Two sealed heads that exclude each other, heard from elsewhere. */
+  hearProof(sealedOne, sealedOther) {
+    const one = this.openHead(sealedOne)
+    const other = this.openHead(sealedOther)
+    this.checkBelongs(one)
+    this.checkBelongs(other)
+    if (!excludeEachOther(one, other)) refuseByRule('no-proof', 'the two do not exclude each other')
+    this.convict(one, other)
+  }
+
+  convict(one, other) {
+    this.revoked.add(toHex(one.signer))
+    if (!equal(one.signer, this.leader) || one.record.term !== this.term) return
+    const lowest = Math.min(one.record.version, other.record.version)
+    this.heads = this.heads.filter((held) =>
+      held.record.term !== this.term || held.record.version < lowest || this.isLinked(held))
+  }
+
+  /** A grant, in canonical bytes, with the sealed heads that lead to its base where that is not held. */
+  hearGrant(bytes, sealedBranch = []) {
+    const grant = this.openGrant(bytes)
+    const { vote } = grant.record
+    if (vote.term === this.term && this.grant !== null && !equal(grant.vote, this.grant.vote)) {
+      this.contest(grant)
+      return
+    }
+    if (vote.term <= this.term) refuseByRule('old-term', `term ${vote.term}`)
+    if (vote.term > this.term + 1) refuseByRule('missing-grant', `term ${vote.term}`)
+    const base = this.heads.findIndex((held) => equal(held.id, vote.base))
+    this.heads = base >= 0 ? this.heads.slice(0, base + 1) : this.graft(vote.base, sealedBranch.map((each) => this.openHead(each)))
+    this.term = vote.term
+    this.leader = vote.leader
+    this.grant = grant
+    this.contested = false
+  }
+
+  /** The record of a grant that holds by itself, its electors, and the bytes of its vote. */
+  openGrant(bytes) {
+    const record = decodeRecord('TermGrant', bytes)
+    const body = encodeRecord('TermVote', record.vote)
+    for (const { elector, signature } of record.ballots) {
+      if (!signatureHolds({ kind: 'vote', run: this.run, signer: elector, body, signature })) {
+        refuse('bad-signature', 'a ballot that does not verify')
+      }
+    }
+    const { electors } = this.manifest.terms
+    const voters = record.ballots.map((ballot) => ballot.elector)
+    if (!voters.every((voter) => includes(electors, voter))) refuseByRule('not-elector', 'a ballot of no elector')
+    const valid = voters.filter((voter) => !this.isRevoked(voter))
+    if (2 * valid.length <= electors.length) refuseByRule('no-majority', `${valid.length} of ${electors.length}`)
+    if (!includes(this.manifest.trainers, record.vote.leader)) refuseByRule('not-trainer', 'the leader is no trainer')
+    if (this.isRevoked(record.vote.leader)) refuseByRule('revoked', 'the leader is revoked')
+    return { record, voters, vote: body }
+  }
+
+  /** Two grants for one term: who signed both is revoked, and nobody leads the term. */
+  contest(grant) {
+    for (const voter of grant.voters) if (includes(this.grant.voters, voter)) this.revoked.add(toHex(voter))
+    this.heads = this.heads.filter((held) => held.record.term !== this.term)
+    this.contested = true
+  }
+
+  /** The heads that are held once `branch` leads from one of them to the base. */
+  graft(base, branch) {
+    if (branch.length === 0 || !equal(branch.at(-1).id, base)) refuseByRule('gap', 'the base is not shown')
+    const root = this.heads.findIndex((held) => equal(held.id, branch[0].record.previous))
+    const fromNothing = this.heads.length === 0 && this.link === null && branch[0].record.version === 0
+    if (root < 0 && !fromNothing) refuseByRule('gap', 'the branch leads from no head that is held')
+    const kept = this.heads.slice(0, root + 1)
+    for (const head of branch) {
+      const belongs = includes(this.manifest.trainers, head.signer) && equal(head.record.layout, this.manifest.model.layout)
+      const last = kept.at(-1)
+      const fits = last === undefined ? this.opens(head) : follows(last, head)
+      if (!belongs || !fits) refuseByRule('wrong-base', 'a branch that does not hold together')
+      kept.push(head)
+    }
+    return kept
+  }
+
+  /** Whether a head is version 0 of this run; the first term is led by the first trainer. */
+  opens(head) {
+    return equal(head.record.root, this.manifest.model.root) && equal(head.signer, this.manifest.trainers[0])
+  }
+}
+
+/** Whether a head of a branch follows the one before it, in its term and by its signer. */
+function follows(last, head) {
+  return equal(head.record.previous, last.id)
+    && head.record.version === last.record.version + 1
+    && head.record.step > last.record.step
+    && head.record.term === last.record.term
+    && equal(head.signer, last.signer)
+}

@@ -1,0 +1,127 @@
+// The rules between fields, which stand below the definitions in SPEC.md: values that are each in their bounds and contradict
+// one another are refused. Each function takes a record as schema.js reads it.
+
+import { before, equal, pieces, toHex } from './bytes.js'
+import { ZERO } from './digest.js'
+import { refuse } from './errors.js'
+import { checkPacked } from './tokens.js'
+
+const MOST_IDS = 768
+const MOST_FRAME = 16842752
+
+function hold(condition, detail) {
+  if (!condition) refuse('inconsistent', detail)
+}
+
+const ascends = (items) => items.every((item, i) => i === 0 || before(items[i - 1], item))
+
+const distinct = (digests) => new Set(digests.map(toHex)).size === digests.length
+
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0)
+
+function trajectoryGroup({ bits, finish, heads, lengths, logprobs, prompt, prompt_length, rewards, spans, tokens }) {
+  hold(finish.length === lengths.length && rewards.length === lengths.length, 'columns of different lengths')
+  const count = sum(lengths)
+  checkPacked(prompt, prompt_length, bits)
+  checkPacked(tokens, count, bits)
+  hold(logprobs.length === 3 * count, 'log-probabilities for another number of tokens')
+
+  hold(distinct(heads), 'one head named twice')
+  const used = new Set(spans.map((span) => span.head).filter((head) => head !== null))
+  hold(used.size === heads.length - 1 && [...used].every((head) => head < heads.length), 'spans name other heads than `heads`')
+
+  spans.forEach((span, i) => {
+    hold(span.completion < lengths.length, 'a span of a completion that is not there')
+    hold(span.start + span.length <= lengths[span.completion], 'a span beyond its completion')
+    const last = spans[i - 1]
+    if (last === undefined || last.completion < span.completion) return
+    hold(last.completion === span.completion && last.start < span.start, 'spans out of order')
+    hold(last.start + last.length <= span.start, 'spans that overlap')
+    hold(last.start + last.length < span.start || last.head !== span.head, 'two spans that are one')
+  })
+
+  let first = 0
+  lengths.forEach((length, completion) => {
+    const own = spans.filter((span) => span.completion === completion)
+    for (const { start, length: size, head } of own) {
+      const its = logprobs.subarray(3 * (first + start), 3 * (first + start + size))
+      hold(head !== null || its.every((byte) => byte === 0), "log-probabilities on the environment's tokens")
+    }
+    hold(neverFalls(own, length), 'tokens under an older head than before')
+    first += length
+  })
+}
+
+/** Whether the policy's tokens of a completion are under heads whose index never falls; outside of all spans it is 0. */
+function neverFalls(spans, length) {
+  let index = 0
+  let at = 0
+  for (const span of [...spans, { start: length, length: 0, head: null }]) {
+    if (span.start > at && index > 0) return false
+    if (span.head !== null && span.head < index) return false
+    index = span.head ?? index
+    at = span.start + span.length
+  }
+  return true
+}
+
+function manifest({ engines, model, sampling, terms, trainers, verification, verifiers }) {
+  hold(ascends(model.files.map((file) => file.name)), 'model files out of order')
+  hold(ascends(engines.map((tolerance) => tolerance.engine)), 'engine classes out of order')
+  hold(model.end_tokens.every((token) => token < model.vocab_size), 'an end token outside the vocabulary')
+  hold(distinct(trainers), 'one trainer twice')
+  hold(distinct(verifiers), 'one verifier twice')
+  const voters = new Set([...trainers, ...verifiers].map(toHex))
+  hold(terms.electors.every((elector) => voters.has(toHex(elector))), 'an elector from outside')
+  hold(verification.policy !== 'quorum' || verification.quorum <= verifiers.length, 'a quorum of more verifiers than there are')
+  hold(terms.lease_ms >= 2 * terms.heartbeat_ms, 'a lease of less than two heartbeats')
+  hold(sampling.max_prompt + sampling.max_tokens <= model.context, 'more tokens than the context holds')
+}
+
+function roster({ members }) {
+  hold(ascends(members.map((member) => member.key)), 'members out of order')
+}
+
+function receipt({ accepted, refused }) {
+  hold(ascends(refused.map((refusal) => refusal.reason)), 'reasons out of order')
+  const ids = [accepted, ...refused.map((refusal) => refusal.ids)].flatMap((column) => pieces(column, 32))
+  if (ids.length > MOST_IDS) refuse('out-of-range', `${ids.length} ids`)
+  hold(distinct(ids), 'one group answered twice')
+}
+
+function weightsHead({ previous, routes, step, term, version }) {
+  hold((version === 0) === equal(previous, ZERO), 'version 0, and no other, follows nothing')
+  const bases = routes.map((route) => (route.base === null ? 'anchor' : toHex(route.base)))
+  hold(version > 0 || (term === 1 && step === 0 && bases.includes('anchor')), 'version 0 has term 1, step 0 and an anchor')
+  hold(new Set(bases).size === bases.length, 'two routes from one base')
+}
+
+function chunkTable({ after, frames, sizes }) {
+  const count = sizes.length / 4
+  hold(after.length === 32 * count && frames.length === 32 * count, 'columns of different lengths')
+  const view = new DataView(sizes.buffer, sizes.byteOffset, sizes.byteLength)
+  pieces(frames, 32).forEach((frame, i) => {
+    const size = view.getUint32(4 * i, true)
+    hold(size <= MOST_FRAME, 'a frame that is too large')
+    hold((size === 0) === equal(frame, ZERO), 'a frame is ZERO if and only if its size is 0')
+  })
+}
+
+function layout({ tensors }) {
+  hold(ascends(tensors.map((tensor) => tensor.name)), 'tensors out of order')
+}
+
+function termGrant({ ballots }) {
+  hold(ascends(ballots.map((ballot) => ballot.elector)), 'ballots out of order')
+}
+
+export const RULES = {
+  ChunkTable: chunkTable,
+  Layout: layout,
+  Manifest: manifest,
+  Receipt: receipt,
+  Roster: roster,
+  TermGrant: termGrant,
+  TrajectoryGroup: trajectoryGroup,
+  WeightsHead: weightsHead,
+}

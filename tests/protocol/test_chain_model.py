@@ -1,0 +1,109 @@
+"""The rules of the chain under crashes, delays and a key that lies: searched exhaustively when small, at random when not."""
+
+import random
+from collections import deque
+
+import pytest
+
+from protocol import TermGrant
+
+from .chain_model import A, B, Faults, V, beginning, parted, steps, told_everything
+
+
+@pytest.fixture(autouse=True)
+def _signatures_are_taken_for_granted(monkeypatch):
+    """They have tests of their own, and the model would spend all its time on them."""
+    monkeypatch.setattr(TermGrant, "verify", lambda _self, _run: None)
+
+
+def search(faults: Faults, versions: int, terms: int, wrong, most: int):
+    """Breadth first through all worlds. Returns how many there are and the first wrong one."""
+    start = beginning()
+    seen, waiting = {start.key()}, deque([start])
+    while waiting and len(seen) < most:
+        world = waiting.popleft()
+        if wrong(world):
+            return len(seen), world
+        for _, after in steps(world, faults, versions, terms):
+            key = after.key()
+            if key not in seen:
+                seen.add(key)
+                waiting.append(after)
+    return len(seen), None
+
+
+def walk(faults: Faults, seed: int, versions: int, terms: int, length: int, wrong):
+    """One random history. Kinds of events are drawn first, so that rare ones happen too."""
+    rng = random.Random(seed)
+    world = beginning()
+    kinds = set()
+    for _ in range(length):
+        possible: dict[str, list] = {}
+        for what, after in steps(world, faults, versions, terms):
+            possible.setdefault(what, []).append(after)
+        if not possible:
+            break
+        what = rng.choice(sorted(possible))
+        kinds.add(what)
+        world = rng.choice(possible[what])
+        if wrong(world):
+            return world, kinds
+    return None, kinds
+
+
+def now(world):
+    return parted(list(world.nodes.values()))
+
+
+def once_all_is_heard(world):
+    return any(parted(told_everything(world, seed)) for seed in range(2))
+
+
+def test_honest_keys_never_part_two_followers():
+    """Every world of up to two versions and two terms; then long random histories."""
+    worlds, wrong = search(Faults(), versions=2, terms=2, wrong=now, most=200_000)
+    assert wrong is None
+    assert 3_000 < worlds < 200_000, "the search was exhaustive, and was one"
+    terms = set()
+    for seed in range(60):
+        wrong, kinds = walk(Faults(), seed, versions=7, terms=5, length=120, wrong=now)
+        assert wrong is None
+        terms |= kinds
+    assert terms == {"publish", "vote", "hear"}
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [Faults(lying_leader=A), Faults(lying_leader=B), Faults(lying_elector=V), Faults(lying_elector=A)],
+    ids=["the first leader", "the second leader", "a verifier", "a trainer as elector"],
+)
+def test_a_lie_parts_followers_only_until_they_have_heard_it(faults):
+    for seed in range(60):
+        wrong, _ = walk(faults, seed, versions=5, terms=4, length=60, wrong=once_all_is_heard)
+        assert wrong is None
+
+
+def test_a_lie_does_part_followers_until_then():
+    """Else the test above would say nothing."""
+    found = [walk(Faults(lying_leader=A), seed, 4, 3, 60, now)[0] for seed in range(20)]
+    assert any(found)
+
+
+def test_a_leader_that_forgets_breaks_safety():
+    """A head that leaves before it is on disk: the search finds the harm, so the rule is needed and the search works."""
+    _, wrong = search(Faults(forgetful_leaders=True), versions=2, terms=1, wrong=now, most=50_000)
+    assert wrong is not None
+
+
+def test_an_elector_that_forgets_breaks_safety():
+    histories = (walk(Faults(forgetful_electors=True), seed, 3, 2, 80, now)[0] for seed in range(300))
+    assert any(histories)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_long_histories_of_every_kind():
+    for seed in range(400):
+        assert walk(Faults(), seed, versions=9, terms=6, length=200, wrong=now)[0] is None
+        for faults in (Faults(lying_leader=A), Faults(lying_leader=B), Faults(lying_elector=V)):
+            assert walk(faults, seed, versions=6, terms=5, length=100, wrong=once_all_is_heard)[0] is None

@@ -1,0 +1,27 @@
+"""Mutated vectors and random bytes, against every decoder of the wire."""
+
+import pytest
+
+from tests.fuzz import fuzz
+
+
+@pytest.mark.timeout(400)
+def test_two_hundred_thousand_inputs_bring_out_nothing_but_protocol_errors():
+    outcomes = fuzz(200_000, seed=20_261_116)
+    assert sum(outcomes.values()) == 200_000
+    reached = {
+        "accepted",
+        "truncated",
+        "not-canonical",
+        "wrong-type",
+        "out-of-range",
+        "inconsistent",
+        "bad-signature",
+        "bad-link",
+    }
+    assert reached <= set(outcomes), "the inputs get past every gate"
+    assert outcomes["accepted"] > 500
+
+
+def test_no_input_takes_more_than_a_small_multiple_of_its_size():
+    assert sum(fuzz(6_000, seed=7, memory=True).values()) == 6_000

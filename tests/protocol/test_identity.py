@@ -1,0 +1,149 @@
+"""Keys, and the peer ids that libp2p gives them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from libp2p.crypto.ed25519 import Ed25519PublicKey, create_new_key_pair
+from libp2p.peer.id import ID
+
+from protocol.errors import BadKeyError, BadPeerIdError, BadSignatureError
+from protocol.identity import Identity, check_key, peer_id, peer_id_bytes, public_key_of, verify
+
+P = 2**255 - 19
+D = -121665 * pow(121666, -1, P) % P
+seeds = st.binary(min_size=32, max_size=32)
+
+
+@given(seeds)
+def test_the_peer_id_is_what_py_libp2p_derives(seed):
+    ours = Identity(seed)
+    theirs = ID.from_pubkey(create_new_key_pair(seed).public_key)
+    assert ours.peer_id == str(theirs)
+    assert peer_id_bytes(ours.public) == theirs.to_bytes()
+    assert public_key_of(ours.peer_id) == ours.public
+
+
+@given(seeds, st.binary(max_size=99))
+def test_libp2p_verifies_what_we_sign(seed, message):
+    signature = Identity(seed).sign(message)
+    assert Ed25519PublicKey.from_bytes(Identity(seed).public).verify(message, signature)
+    verify(Identity(seed).public, signature, message)
+
+
+@given(seeds, st.integers(0, 511))
+def test_a_changed_signature_is_refused(seed, bit):
+    signature = bytearray(Identity(seed).sign(b"message"))
+    signature[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(BadSignatureError):
+        verify(Identity(seed).public, bytes(signature), b"message")
+
+
+def add(a, b):
+    """Addition on the twisted Edwards curve, in affine coordinates."""
+    (x1, y1), (x2, y2) = a, b
+    k = D * x1 * x2 * y1 * y2
+    x = (x1 * y2 + x2 * y1) * pow(1 + k, -1, P) % P
+    return x, (y1 * y2 + x1 * x2) * pow(1 - k, -1, P) % P
+
+
+def points_of_small_order():
+    """All points whose order divides eight: multiples of eight give the neutral element for these only."""
+    root = pow(2, (P - 1) // 4, P)
+    found = set()
+    for y in [0, 1, P - 1, *roots_for_order_8(root)]:
+        square = (y * y - 1) * pow(D * y * y + 1, -1, P) % P
+        x = pow(square, (P + 3) // 8, P)
+        if x * x % P != square:
+            x = x * root % P
+        assert x * x % P == square
+        found |= {(x, y), (-x % P, y)}
+    return found
+
+
+def roots_for_order_8(root):
+    """y of the points that double to (±sqrt(-1), 0): there x² = y² up to sign, so D·y⁴ + 2y² - 1 = 0."""
+    discriminant = pow(1 + D, (P + 3) // 8, P)
+    if discriminant * discriminant % P != (1 + D) % P:
+        discriminant = discriminant * root % P
+    for sign in (1, -1):
+        square = (-1 + sign * discriminant) * pow(D, -1, P) % P
+        y = pow(square, (P + 3) // 8, P)
+        for candidate in (y, y * root % P):
+            if candidate * candidate % P == square:
+                yield from (candidate, -candidate % P)
+
+
+def test_keys_of_small_order_are_refused():
+    points = points_of_small_order()
+    assert len(points) == 8
+    for x, y in points:
+        point = (x, y)
+        for _ in range(3):
+            point = add(point, point)
+        assert point == (0, 1), "eight times a point of small order is the neutral element"
+        with pytest.raises(BadKeyError):
+            check_key((y | (x & 1) << 255).to_bytes(32, "little"))
+        with pytest.raises(BadKeyError):
+            check_key((y | (1 - (x & 1)) << 255).to_bytes(32, "little"))
+
+
+@pytest.mark.parametrize("y", [*range(P, 2**255)])
+def test_keys_in_another_form_are_refused(y):
+    for sign in (0, 1 << 255):
+        with pytest.raises(BadKeyError):
+            check_key((y | sign).to_bytes(32, "little"))
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_keys_of_another_length_are_refused(length):
+    with pytest.raises(BadKeyError):
+        check_key(bytes(range(length)))
+    with pytest.raises(BadKeyError):
+        Identity(bytes(length))
+
+
+def test_a_point_that_is_not_on_the_curve_verifies_nothing():
+    y = next(
+        y for y in range(2, 99) if pow((y * y - 1) * pow(D * y * y + 1, -1, P), (P - 1) // 2, P) == P - 1
+    )
+    with pytest.raises((BadKeyError, BadSignatureError)):
+        verify(y.to_bytes(32, "little"), bytes(64), b"message")
+
+
+GOOD = Identity(bytes(32)).peer_id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        GOOD[:-1],
+        GOOD + "1",
+        GOOD[:-1] + "0",
+        "1" * 52,
+        "z" * 52,
+        "Qm" + GOOD[2:],
+        "13" + GOOD[2:],
+        "é" * 52,
+    ],
+)
+def test_what_is_no_peer_id_is_refused(text):
+    with pytest.raises(BadPeerIdError):
+        public_key_of(text)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_a_peer_id_or_refused(text):
+    try:
+        public = public_key_of(text)
+    except BadPeerIdError:
+        return
+    assert peer_id(public) == text
+
+
+def test_a_private_key_does_not_show_itself():
+    identity = Identity(bytes(range(32)))
+    assert bytes(range(32)).hex() not in repr(identity)
+    assert identity.peer_id in repr(identity)
+    assert Identity(identity.seed).public == identity.public
+    assert Identity.generate().public != Identity.generate().public
