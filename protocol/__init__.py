@@ -14,6 +14,7 @@ from protocol.join import Heartbeat, Join, Member, Roster
 from protocol.link import Link
 from protocol.manifest import Manifest, open_manifest
 from protocol.receipt import Receipt, Refusal
+from protocol.rollout import RolloutRequest
 from protocol.trajectory import Completion, GroupReference, Span, Stretch, TrajectoryGroup
 from protocol.verdict import Figures, Verdict
 from protocol.weights import ChunkTable, Frame, Layout, Route, TermGrant, TermVote, WeightsHead
@@ -42,6 +43,7 @@ __all__ = [
     "ProtocolError",
     "Receipt",
     "Refusal",
+    "RolloutRequest",
     "Roster",
     "Route",
     "Rules",

@@ -13,9 +13,11 @@ from protocol.envelope import Envelope
 from protocol.errors import OutOfRangeError, ProtocolError, TooLargeError, WrongTypeError
 
 
-def read_batch(data: bytes) -> tuple[Envelope, ...]:
-    """The sealed messages of one gossip message. They are parsed, not opened: each may have its own fault."""
-    items = canonical.decode(data, most=limits.GOSSIP_BYTES)
+def read_batch(data: bytes, *, most: int = limits.GOSSIP_BYTES) -> tuple[Envelope, ...]:
+    """The sealed messages of one gossip message, or of one answer. They are parsed, not opened: each may have its own
+    fault.
+    """
+    items = canonical.decode(data, most=most)
     if type(items) is not list:
         raise WrongTypeError("a batch is an array of sealed messages", "batch")
     if not 1 <= len(items) <= limits.BATCH:
@@ -32,13 +34,11 @@ def read_batch(data: bytes) -> tuple[Envelope, ...]:
     return tuple(envelopes)
 
 
-def write_batch(sealed: Sequence[bytes]) -> bytes:
-    """One gossip message out of sealed messages that fit (see `fill_batches`)."""
+def write_batch(sealed: Sequence[bytes], *, most: int = limits.GOSSIP_BYTES) -> bytes:
+    """One gossip message, or one answer, out of sealed messages that fit (see `fill_batches`)."""
     data = canonical.pack(list(sealed))
-    if not 1 <= len(sealed) <= limits.BATCH or len(data) > limits.GOSSIP_BYTES:
-        raise TooLargeError(
-            f"{len(sealed)} messages, {len(data)} bytes, at most {limits.GOSSIP_BYTES}", "batch"
-        )
+    if not 1 <= len(sealed) <= limits.BATCH or len(data) > most:
+        raise TooLargeError(f"{len(sealed)} messages, {len(data)} bytes, at most {most}", "batch")
     return data
 
 

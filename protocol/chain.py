@@ -18,6 +18,7 @@ from protocol.envelope import Opened
 from protocol.errors import ChainError
 from protocol.manifest import Manifest
 from protocol.weights import TermGrant, WeightsHead
+from protocol.wire import encode
 
 Head: TypeAlias = Opened[WeightsHead]
 
@@ -120,7 +121,7 @@ class Follower:
         """Enter the next term. `branch` leads from a head that is held to the grant's base, if that is not held."""
         self._check_grant(grant)
         vote = grant.vote
-        if self.granted is not None and vote.term == self.term and vote != self.granted.vote:
+        if self.granted is not None and vote.term == self.term and encode(vote) != encode(self.granted.vote):
             return self._contest(grant, self.granted)
         if vote.term <= self.term:
             raise ChainError("old-term", f"a grant for term {vote.term}, this node is in term {self.term}")
@@ -201,15 +202,9 @@ class Follower:
             raise ChainError("gap", f"version {told.version}, version {newest.version} is the newest held")
         if told.previous != self.tip.id:
             raise ChainError("wrong-base", f"version {told.version} does not follow the head that is held")
-        if told.step <= newest.step:
+        if told.step < newest.step:
             raise ChainError("wrong-step", f"step {told.step} after step {newest.step}")
-        if newest.term < told.term:
-            self._check_opens_term(told)
-
-    def _check_opens_term(self, told: WeightsHead) -> None:
-        if self.granted is None or told.previous != self.granted.vote.base:
-            raise ChainError("wrong-base", "the first head of a term follows the grant's base")
-        if told.anchor is None:
+        if newest.term < told.term and told.anchor is None:
             raise ChainError("no-anchor", "the first head of a term without an anchor")
 
     def _heads_to(self, base: bytes, branch: Sequence[Head]) -> tuple[Head, ...]:
@@ -231,18 +226,23 @@ class Follower:
         """The heads that a branch leaves standing."""
         if not self.heads and self.floor is None and first.message.version == 0:
             self._check_follows_tip(first.message)
+            if first.signer != self.rules.trainers[0]:
+                raise ChainError("not-leader", "version 0 by a key that does not lead term 1")
             return ()
         for index, held in enumerate(self.heads):
             if held.id == first.message.previous:
                 return self.heads[: index + 1]
         raise ChainError("gap", "the branch to the grant's base does not start at a head that is held")
 
-    @staticmethod
-    def _check_linked(before: Head, head: Head) -> None:
+    def _check_linked(self, before: Head, head: Head) -> None:
+        """A branch goes on under one leader, or enters the current term at that term's base."""
         one, two = before.message, head.message
-        if two.previous != before.id or two.version != one.version + 1 or two.step <= one.step:
+        if two.previous != before.id or two.version != one.version + 1 or two.step < one.step:
             raise ChainError("wrong-base", "the branch to the grant's base is not a chain")
-        if two.term != one.term or head.signer != before.signer:
+        goes_on = (two.term, head.signer) == (one.term, before.signer)
+        base = self.granted.vote.base if self.granted else None
+        enters = (two.term, head.signer, before.id) == (self.term, self.leader, base)
+        if not goes_on and not enters:
             raise ChainError("wrong-base", "the branch to the grant's base changes hands without a grant")
 
 

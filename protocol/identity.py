@@ -112,4 +112,8 @@ def public_key_of(text: str) -> bytes:
     public = binary[len(_PEER_ID_PREFIX) :]
     if not binary.startswith(_PEER_ID_PREFIX) or peer_id(public) != text:
         raise BadPeerIdError("not the peer id of an Ed25519 key")
+    try:
+        check_key(public)
+    except BadKeyError as error:
+        raise BadPeerIdError(str(error)) from None
     return public

@@ -26,6 +26,8 @@ ENVELOPE_BYTES: Final = 192
 """What sealing may add to a body."""
 GROUP_BYTES: Final = 4 * 1024 * 1024
 """One trajectory group; above GOSSIP_BYTES it travels by reference."""
+ANSWER_BYTES: Final = 4 * 1024 * 1024 + 65_536
+"""All sealed groups that answer one rollout request."""
 MANIFEST_BYTES: Final = 131_072
 HEAD_BYTES: Final = 2_048 - ENVELOPE_BYTES
 SMALL_BYTES: Final = 4_096

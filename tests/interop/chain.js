@@ -110,11 +110,8 @@ export class Follower {
     if (version <= tip.version) refuseByRule('rollback', `version ${version}`)
     if (version > tip.version + 1) refuseByRule('gap', `version ${version}`)
     if (!equal(previous, this.tip.id)) refuseByRule('wrong-base', 'does not follow the tip')
-    if (step <= tip.step) refuseByRule('wrong-step', `step ${step}`)
-    if (term > tip.term) {
-      if (!equal(previous, this.grant.record.vote.base)) refuseByRule('wrong-base', "does not follow the grant's base")
-      if (!hasAnchor(head)) refuseByRule('no-anchor', 'the first head of a term has an anchor')
-    }
+    if (step < tip.step) refuseByRule('wrong-step', `step ${step}`)
+    if (term > tip.term && !hasAnchor(head)) refuseByRule('no-anchor', 'the first head of a term has an anchor')
   }
 
   /** Two sealed heads that exclude each other, heard from elsewhere. */
@@ -187,26 +184,40 @@ export class Follower {
     if (root < 0 && !fromNothing) refuseByRule('gap', 'the branch leads from no head that is held')
     const kept = this.heads.slice(0, root + 1)
     for (const head of branch) {
-      const belongs = includes(this.manifest.trainers, head.signer) && equal(head.record.layout, this.manifest.model.layout)
+      this.checkBelongs(head)
       const last = kept.at(-1)
-      const fits = last === undefined ? this.opens(head) : follows(last, head)
-      if (!belongs || !fits) refuseByRule('wrong-base', 'a branch that does not hold together')
+      if (last === undefined) this.checkOpens(head)
+      else if (!follows(last, head) || !(goesOn(last, head) || this.enters(last, head))) {
+        refuseByRule('wrong-base', 'a branch that does not hold together')
+      }
       kept.push(head)
     }
     return kept
   }
 
-  /** Whether a head is version 0 of this run; the first term is led by the first trainer. */
-  opens(head) {
-    return equal(head.record.root, this.manifest.model.root) && equal(head.signer, this.manifest.trainers[0])
+  /** A branch from nothing: version 0 of this run; the first term is led by the first trainer. */
+  checkOpens(head) {
+    this.checkFirst(head)
+    if (!equal(head.signer, this.manifest.trainers[0])) refuseByRule('not-leader', 'version 0 by another key')
+  }
+
+  /** Whether a head of a branch enters the current term, which goes on from the base of its grant. */
+  enters(last, head) {
+    return this.grant !== null && !this.contested
+      && head.record.term === this.term
+      && equal(head.signer, this.leader)
+      && equal(last.id, this.grant.record.vote.base)
   }
 }
 
-/** Whether a head of a branch follows the one before it, in its term and by its signer. */
+/** Whether a head of a branch follows the one before it. */
 function follows(last, head) {
   return equal(head.record.previous, last.id)
     && head.record.version === last.record.version + 1
-    && head.record.step > last.record.step
-    && head.record.term === last.record.term
-    && equal(head.signer, last.signer)
+    && head.record.step >= last.record.step
+}
+
+/** Whether it does so in the same term and by the same signer. */
+function goesOn(last, head) {
+  return head.record.term === last.record.term && equal(head.signer, last.signer)
 }

@@ -111,6 +111,8 @@ const CHECKS = {
     }],
     bad_keys: ['key', ({ key }, same) => same('error', 'bad-key', reasonOf(() => checkKey(fromHex(key))))],
     bad_peer_ids: ['peer_id', (it, same) => same('error', 'bad-peer-id', reasonOf(() => keyOfPeerId(it.peer_id)))],
+    bad_signatures: ['public message signature', (it, same) =>
+      same('it verifies', false, verifies(fromHex(it.public), fromHex(it.message), fromHex(it.signature)))],
   },
 
   topics: {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from protocol import Span
+from protocol import Span, Stretch, TrajectoryGroup
 from protocol.digest import ZERO
 from protocol.join import Member
 from protocol.manifest import ModelFile
@@ -27,6 +27,7 @@ from .examples import (
     TABLE,
     TRAINER,
     VERIFIER,
+    completion,
     name,
 )
 
@@ -51,6 +52,16 @@ _ENVIRONMENT, _LATER = SMALL_GROUP.spans
 _ANCHOR = HEAD_ZERO.routes[0]
 _FRAMES = [TABLE.frames[i : i + 32] for i in range(0, 96, 32)]
 
+_NO_LUCK = TrajectoryGroup.of(
+    prompt=[1],
+    completions=[completion(4, 9, (Stretch(0, 9, None),))],
+    engine="torch/f32",
+    heads=SMALL_GROUP.heads[:1],
+    slot=0,
+    vocabulary=151_936,
+)
+"""A group that is all environment, so that any part of it may be called that."""
+
 CONTRADICTIONS: dict[str, Any] = {
     # trajectory
     "columns of different lengths": _group(rewards=(0.5,)),
@@ -68,7 +79,7 @@ CONTRADICTIONS: dict[str, Any] = {
         spans=(_ENVIRONMENT, dataclasses.replace(_LATER, completion=2))
     ),
     "a span beyond its completion": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, length=5))),
-    "spans out of order": _group(spans=(_LATER, _ENVIRONMENT)),
+    "spans out of order": dataclasses.replace(_NO_LUCK, spans=(Span(0, 6, 1, None), Span(0, 4, 1, None))),
     "spans that overlap": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, start=4, length=5))),
     "two spans that are one": _group(spans=(_ENVIRONMENT, Span(1, 5, 2, 1), Span(1, 7, 2, 1))),
     "log-probabilities on the environment's tokens": _group(spans=(Span(1, 2, 3, None), _LATER)),
@@ -81,7 +92,7 @@ CONTRADICTIONS: dict[str, Any] = {
     "an end token outside the vocabulary": _in(MANIFEST, "model", end_tokens=(151_936,)),
     "end tokens out of order": _in(MANIFEST, "model", end_tokens=(2, 1)),
     "engine classes out of order": _in(MANIFEST, "", engines=MANIFEST.engines[::-1]),
-    "one trainer twice": _in(MANIFEST, "", trainers=(TRAINER.public,) * 2),
+    "one trainer twice": _in(MANIFEST, "", trainers=(*MANIFEST.trainers, TRAINER.public)),
     "one verifier twice": _in(MANIFEST, "", verifiers=(VERIFIER.public,) * 2),
     "an elector from outside": _in(MANIFEST, "terms", electors=(STRANGER.public,)),
     "electors out of order": _in(MANIFEST, "terms", electors=MANIFEST.terms.electors[::-1]),

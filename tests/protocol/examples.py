@@ -23,6 +23,7 @@ from protocol import (
     Opened,
     Receipt,
     Refusal,
+    RolloutRequest,
     Roster,
     Route,
     TermGrant,
@@ -263,6 +264,8 @@ LINK = Link(
     version=0,
 )
 
+ROLLOUT_REQUEST = RolloutRequest(count=16, first=32, head=HEAD_ZERO_ID)
+
 SEALED_TYPES = {
     "manifest": (MANIFEST, TRAINER, ZERO),
     "group": (SMALL_GROUP, SAMPLER, RUN),
@@ -273,6 +276,7 @@ SEALED_TYPES = {
     "verdict": (VERDICT, VERIFIER, RUN),
     "head": (HEAD, TRAINER, RUN),
     "vote": (VOTE, STANDBY, RUN),
+    "rollout-request": (ROLLOUT_REQUEST, TRAINER, RUN),
 }
 """Messages that travel sealed: an example, who says it, and in which run."""
 

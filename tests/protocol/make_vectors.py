@@ -6,6 +6,8 @@ differently. What is new is added at the end of its list.
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import json
 import struct
 import sys
@@ -21,6 +23,7 @@ from protocol import (
     Follower,
     Link,
     ProtocolError,
+    Refusal,
     TermGrant,
     canonical,
     decode,
@@ -37,7 +40,7 @@ from protocol import (
 )
 from protocol.digest import ZERO, blob_id, derive, merkle_root
 from protocol.errors import ChainError
-from protocol.identity import check_key, public_key_of
+from protocol.identity import check_key, peer_id, public_key_of
 from protocol.tokens import bits_for, pack_ids, pack_logprobs, unpack_logprobs
 
 from .contradictions import CONTRADICTIONS
@@ -226,6 +229,7 @@ def identity_cases() -> dict[str, list[Case]]:
         "an RSA key": "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
         "the number beyond": "z" * 52,
         "another key type": "13" + good[2:],
+        "a key of small order": peer_id(bytes(32)),
     }
     for key in keys.values():
         refusal(lambda key=key: check_key(key))
@@ -252,6 +256,21 @@ def identity_cases() -> dict[str, list[Case]]:
         ],
         "bad_keys": [{"name": what, "key": key.hex()} for what, key in keys.items()],
         "bad_peer_ids": [{"name": what, "peer_id": text} for what, text in ids.items()],
+        "bad_signatures": [
+            {
+                "name": "one that holds only up to a point of small order",
+                "public": SAMPLER.public.hex(),
+                "message": b"mixed order".hex(),
+                "signature": "e9b2fe981587efae6478f48ba1fa60cec6126d0e26dde72a0a24f640dcd783e5"
+                "b0ccdb153201c39e40e6f09ffb8d6622d21fcf07d07095c06c40eb0660eaf900",
+            },
+            {
+                "name": "one over another message",
+                "public": SAMPLER.public.hex(),
+                "message": b"another".hex(),
+                "signature": SAMPLER.sign(b"message").hex(),
+            },
+        ],
     }
 
 
@@ -494,6 +513,8 @@ def link_cases() -> dict[str, list[Case]]:
         "padded": good + "=",
         "the other base64": good.replace("-", "+").replace("_", "/"),
         "too long": "echo:" + "A" * 5000,
+        "only the checksum is wrong": _link_text("echo:", wrong_checksum=True),
+        "only the scheme is wrong": _link_text("ecko:"),
     }
     return {
         "valid": [
@@ -511,6 +532,13 @@ def link_cases() -> dict[str, list[Case]]:
     }
 
 
+def _link_text(scheme: str, *, wrong_checksum: bool = False) -> str:
+    data = encode(LINK)
+    checksum = derive("link", data)[:4]
+    checksum = bytes([checksum[0] ^ 1]) + checksum[1:] if wrong_checksum else checksum
+    return scheme + base64.urlsafe_b64encode(data + checksum).rstrip(b"=").decode()
+
+
 def messages_cases() -> dict[str, list[Case]]:
     valid, invalid = [], []
     extras = {"group": [], "head": [ZERO_HEAD.message]}
@@ -524,11 +552,29 @@ def messages_cases() -> dict[str, list[Case]]:
             case = {"name": f"{kind}: {mutation.name}", "record": record, "bytes": mutation.data.hex()}
             invalid.append(case | {"error": refusal(lambda m=mutation, e=example: decode(type(e), m.data))})
         invalid += _limit_cases(kind, example)
+    join, receipt = MESSAGES["join"], MESSAGES["receipt"]
+    too_much = {
+        "a join of too many bytes": (join, canonical.pack({"agent": "x" * limits.SMALL_BYTES})),
+        "a receipt of too many items": (receipt, canonical.pack([None] * (limits.ITEMS + 1))),
+        "a roster with a key of small order": (
+            MESSAGES["roster"],
+            canonical.pack({"members": [[bytes(32), "torch/f32", bytes(32)]]}),
+        ),
+        "a receipt for 769 groups": (receipt, loose_bytes(_many_ids(receipt))),
+    }
+    for what, (message, data) in too_much.items():
+        error = refusal(lambda data=data, message=message: decode(type(message), data))
+        invalid.append({"name": what, "record": type(message).__name__, "bytes": data.hex(), "error": error})
     for what, message in CONTRADICTIONS.items():
         data = loose_bytes(message)
         error = refusal(lambda data=data, message=message: decode(type(message), data))
         invalid.append({"name": what, "record": type(message).__name__, "bytes": data.hex(), "error": error})
     return {"valid": valid, "invalid": invalid}
+
+
+def _many_ids(receipt: Any) -> Any:
+    ids = [name(f"group {index}") for index in range(limits.RECEIPT_IDS + 1)]
+    return dataclasses.replace(receipt, accepted=b"".join(ids[1:]), refused=(Refusal("stale", ids[0]),))
 
 
 def _limit_cases(kind: str, example: Any) -> list[Case]:
@@ -563,10 +609,11 @@ def chain_cases() -> dict[str, list[Case]]:
                 after(zero, signer=VERIFIER),
                 after(zero, layout=name("another layout")),
                 after(zero, signer=STANDBY),
-                after(zero, step=0),
                 after(zero, term=2),
                 after(zero, version=5),
                 one,
+                after(one, step=0),
+                after(one, step=1),
             ],
         ),
         "another version 0": (None, [after(zero), _other_zero(), zero]),
@@ -618,6 +665,33 @@ def chain_cases() -> dict[str, list[Case]]:
                     grant(two.id, TRAINER, 3, (TRAINER, STANDBY)),
                     after(two, signer=TRAINER, term=3),
                 ),
+            ],
+        ),
+        "a head beside the base of its term": (
+            None,
+            [zero, one, two, base_two, after(one, signer=STANDBY, term=2, version=3)],
+        ),
+        "heads of another run": (None, [zero, after(zero, run=name("another run")), one]),
+        "a grant to a liar": (
+            None,
+            [zero, one, after(zero, "twin"), grant(zero.id, TRAINER, voters=(STANDBY, VERIFIER))],
+        ),
+        "branches that are none": (
+            None,
+            [
+                *(zero, one),
+                (grant(name("x")), [two]),
+                *((grant(head.id), [head]) for head in (after(one, version=3), after(one, step=0))),
+                *((grant(head.id), [head]) for head in (after(one, term=2), after(one, signer=STANDBY))),
+                (grant(three.id), [two, two_b, three]),
+                (grant(three.id), [one, two, three]),
+            ],
+        ),
+        "a term that was slept through": (
+            None,
+            [
+                *(zero, one, two, base_two, grant(after(first).id, TRAINER, 3)),
+                (grant(after(first).id, TRAINER, 3), [first, after(first)]),
             ],
         ),
         "a newcomer with a link": (_link(two), [zero, three, two, one, three, three_b]),

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
-from protocol import ChainError, Elector, Equivocation, Follower
+from protocol import ChainError, Elector, Equivocation, Follower, TermGrant
 from protocol.errors import BadSignatureError
+from protocol.weights import cast
 
-from .examples import HEAD_ZERO, STANDBY, STRANGER, TRAINER, VERIFIER, name
+from .examples import HEAD_ZERO, RUN, STANDBY, STRANGER, TRAINER, VERIFIER, name
 from .scenarios import RULES, ZERO_HEAD, after, follower, grant, line, opened
 
 
@@ -43,7 +44,6 @@ def test_version_zero_is_the_manifests():
         ("not-trainer", {"signer": STRANGER}),
         ("not-leader", {"signer": STANDBY}),
         ("wrong-layout", {"layout": name("another layout")}),
-        ("wrong-step", {"step": 0}),
         ("gap", {"version": 7}),
         ("missing-grant", {"term": 2}),
         ("wrong-run", {"run": name("another run")}),
@@ -51,6 +51,13 @@ def test_version_zero_is_the_manifests():
 )
 def test_a_head_that_does_not_belong_is_refused(rule, changes):
     refused(rule, lambda: follower(ZERO_HEAD).accept(after(ZERO_HEAD, **changes)))
+
+
+def test_a_step_never_falls_but_may_stand():
+    zero, one = line(1)
+    refused("wrong-step", lambda: follower(zero, one).accept(after(one, step=0)))
+    roster_only = after(one, step=1, roster=name("a new roster"), root=one.message.root)
+    assert follower(zero, one).accept(roster_only).tip == roster_only
 
 
 def test_a_refused_message_changes_nothing():
@@ -153,6 +160,33 @@ def test_a_branch_does_not_change_hands():
     refused("wrong-layout", lambda: follower(zero, one).grant(grant(foreign.id), [foreign]))
 
 
+def test_a_follower_that_slept_through_a_term_is_shown_its_heads():
+    zero, one, two = line(2)
+    first = after(two, signer=STANDBY, term=2)
+    second = after(first)
+    state = follower(zero, one, two).grant(grant(two.id))
+    third = grant(second.id, TRAINER, 3)
+    refused("gap", lambda: state.grant(third))
+    assert state.grant(third, [first, second]).heads == (zero, one, two, first, second)
+    # even if that term's leader has been caught since, or when what is shown begins with what is held
+    caught = state.convict(Equivocation(second, after(first, "twin")))
+    by_others = grant(second.id, TRAINER, 3, (TRAINER, VERIFIER))
+    assert caught.grant(by_others, [two, first, second]).tip == second
+    # but not past the base of that term, nor by another key
+    astray = after(one, signer=STANDBY, term=2)
+    refused("wrong-base", lambda: state.grant(grant(astray.id, TRAINER, 3), [astray]))
+    forged = after(two, signer=TRAINER, term=2)
+    refused("wrong-base", lambda: state.grant(grant(forged.id, TRAINER, 3), [forged]))
+
+
+def test_a_vote_with_another_ext_is_another_vote():
+    zero, one = line(1)
+    state = follower(zero, one).grant(grant(one.id))
+    vote = dataclasses.replace(grant(one.id).vote, ext={"a": 1})
+    ballots = sorted((cast(vote, who, RUN) for who in (TRAINER, VERIFIER)), key=lambda ballot: ballot.elector)
+    assert state.grant(TermGrant(tuple(ballots), vote)).revoked == {VERIFIER.public}
+
+
 def test_a_grant_settles_a_fork():
     zero, one, two = line(2)
     twin = after(one, "twin")
@@ -173,6 +207,8 @@ def test_a_fork_at_version_zero_is_settled_too():
     assert state.grant(grant(other.id), [other]).heads == (other,)
     wrong = opened(dataclasses.replace(HEAD_ZERO, root=name("other weights")))
     refused("wrong-root", lambda: state.grant(grant(wrong.id), [wrong]))
+    usurped = opened(dataclasses.replace(HEAD_ZERO, luck=name("third luck")), STANDBY)
+    refused("not-leader", lambda: state.grant(grant(usurped.id), [usurped]))
 
 
 @pytest.mark.parametrize(

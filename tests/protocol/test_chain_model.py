@@ -32,6 +32,13 @@ def search(faults: Faults, versions: int, terms: int, wrong, most: int):
     return len(seen), None
 
 
+def wander(faults: Faults, seed: int, versions: int, terms: int, length: int):
+    """Where a random history ends."""
+    found = []
+    walk(faults, seed, versions, terms, length, found.append)
+    return found[-1]
+
+
 def walk(faults: Faults, seed: int, versions: int, terms: int, length: int, wrong):
     """One random history. Kinds of events are drawn first, so that rare ones happen too."""
     rng = random.Random(seed)
@@ -70,6 +77,18 @@ def test_honest_keys_never_part_two_followers():
         assert wrong is None
         terms |= kinds
     assert terms == {"publish", "vote", "hear"}
+
+
+def test_honest_followers_that_have_heard_the_same_agree_on_the_tip():
+    """The rules are not only safe: nobody gets stuck on what it slept through."""
+    highest = 0
+    for seed in range(60):
+        world = wander(Faults(), seed, versions=7, terms=5, length=60)
+        states = told_everything(world, seed)
+        assert len({state.tip.id for state in states}) == 1
+        assert len({(state.term, state.leader) for state in states}) == 1
+        highest = max(highest, states[0].term)
+    assert highest >= 4
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,17 @@ def test_keys_in_another_form_are_refused(y):
             check_key((y | sign).to_bytes(32, "little"))
 
 
+def test_a_signature_of_mixed_order_is_refused():
+    """One that holds only up to a point of small order: libraries that multiply by the cofactor accept it."""
+    public = bytes.fromhex("693f359cc79846c7a91c68bde0a54a274050f6ae5f5be6da91eb88d6cd3b115f")
+    signature = bytes.fromhex(
+        "e9b2fe981587efae6478f48ba1fa60cec6126d0e26dde72a0a24f640dcd783e5"
+        "b0ccdb153201c39e40e6f09ffb8d6622d21fcf07d07095c06c40eb0660eaf900"
+    )
+    with pytest.raises(BadSignatureError):
+        verify(public, signature, b"mixed order")
+
+
 @pytest.mark.parametrize("length", [0, 31, 33])
 def test_keys_of_another_length_are_refused(length):
     with pytest.raises(BadKeyError):
@@ -125,6 +136,7 @@ GOOD = Identity(bytes(32)).peer_id
         "Qm" + GOOD[2:],
         "13" + GOOD[2:],
         "é" * 52,
+        peer_id(bytes(32)),
     ],
 )
 def test_what_is_no_peer_id_is_refused(text):

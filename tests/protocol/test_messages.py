@@ -30,6 +30,7 @@ def every_wire_type() -> dict[str, type]:
         "link",
         "manifest",
         "receipt",
+        "rollout",
         "trajectory",
         "verdict",
         "weights",
