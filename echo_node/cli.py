@@ -6,6 +6,7 @@ It turns an `EchoError` into one line and an exit code, and knows nothing of how
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -39,18 +40,59 @@ def root(
 
 
 @app.command()
-def demo() -> None:
-    """Train a small policy with a whole swarm on this machine."""
-    raise ConfigError("the demo is not part of this version", advice="`make test` shows what works")
+def demo(
+    *,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="async: samplers push, the trainer draws (the default). sequential: the trainer asks."
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps to take (220).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="With one seed, sequential runs repeat bit for bit (0).")
+    ] = None,
+    samplers: Annotated[int | None, typer.Option(help="How many samplers (2).")] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with these and other settings.")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="One setting, such as algorithm.learning_rate=1e-4. May be repeated."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the curve, the steps and the settings go.")] = Path(
+        "runs/demo"
+    ),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with one line of JSON on standard output.")
+    ] = False,
+) -> None:
+    """Watch a swarm learn on this machine: one trainer and two samplers teach a small model to reverse digits.
+
+    Nothing to configure, nothing leaves this machine. It takes about a minute on two cores, shows reward, versions and
+    staleness as it goes, and ends with a summary and a picture of the reward.
+    """
+    from echo_node.config import DemoConfig, load_config
+
+    given = load_config(
+        DemoConfig, config, changes or (), mode=mode, steps=steps, seed=seed, samplers=samplers
+    )
+    from echo_node.demo.command import run_demo  # brings torch, so only once the settings are right
+
+    raise typer.Exit(run_demo(given, out, as_json=as_json))
 
 
 def main() -> None:
     """Run the command and end with one clear line where something failed."""
+    from echo_node import log
+
+    log.set_up()
     try:
         app()
     except EchoError as error:
         typer.echo(f"echo-node: {error}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except KeyboardInterrupt:
+        typer.echo("echo-node: stopped", err=True)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

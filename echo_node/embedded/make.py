@@ -17,25 +17,29 @@ import torch
 from safetensors.torch import save
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 if TYPE_CHECKING:
     from numpy.random import Generator
+    from transformers import Qwen3ForCausalLM
 
 CHARACTERS = "0123456789r=$_+-"  # an id is a place in here; the last two leave room for other tasks
 REVERSE, EQUALS, END, PAD = (CHARACTERS.index(char) for char in "r=$_")
 DIGITS = 5
 PROMPT = DIGITS + 2  # characters of `r48213=`
+LIMIT = 8  # characters of an answer that does not end where it should
 
-SHIPPED_SEED = 3
+SHIPPED_SEED = 7
 ENOUGH = 0.30  # exact answers under sampling at temperature 1, where the supervised steps stop
 MOST_STEPS = 400
 BATCH = 128
 HELD_OUT = 1024
-LEARNING_RATE = 2e-3
+LEARNING_RATE = 3e-3
 WARM_UP = 10
 GRADIENT_NORM = 1.0
-SPREAD = 0.02  # standard deviation of the first weights
+ROTARY_BASE = 10_000.0
+SPREAD = 0.05  # standard deviation of the first weights
 
 
 def make(out: Path, seed: int = SHIPPED_SEED) -> float:
@@ -51,7 +55,7 @@ def make(out: Path, seed: int = SHIPPED_SEED) -> float:
     out.mkdir(parents=True, exist_ok=True)
     (out / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
     model.config.save_pretrained(out)
-    GenerationConfig(eos_token_id=END, pad_token_id=PAD, do_sample=True, max_new_tokens=8).save_pretrained(out)
+    _generation().save_pretrained(out)
     _tokenizer().save_pretrained(out)
     with torch.no_grad():
         return _exact_share(_log_probabilities(model, _answered_prompts(draws, HELD_OUT)))
@@ -69,24 +73,25 @@ def _architecture() -> Qwen3Config:
         num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=64,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": ROTARY_BASE},
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=END,
         pad_token_id=PAD,
-        use_cache=True,
         architectures=["Qwen3ForCausalLM"],
     )
 
 
 def _untrained(config: Qwen3Config, draws: Generator) -> Qwen3ForCausalLM:
     """The model with its first weights, in float64 throughout: transformers itself norms in float32."""
-    model = Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float64)
-    norms = [name for name, module in model.named_modules() if type(module).__name__ == "Qwen3RMSNorm"]
-    for name in norms:
-        size = model.get_submodule(name).weight.numel()
-        model.set_submodule(name, nn.RMSNorm(size, eps=config.rms_norm_eps, dtype=torch.float64))
-    model.set_submodule("model.rotary_emb", _Rotary(config.head_dim, config.rope_parameters["rope_theta"]))
+    model: Qwen3ForCausalLM = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        config, dtype=torch.float64, attn_implementation="sdpa"
+    )
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, Qwen3RMSNorm)}
+    for name, norm in norms.items():
+        exact = nn.RMSNorm(norm.weight.numel(), eps=norm.variance_epsilon, dtype=torch.float64)
+        model.set_submodule(name, exact)
+    model.set_submodule("model.rotary_emb", _Rotary(config.head_dim))
     with torch.no_grad():
         for _, weight in sorted(model.named_parameters()):
             if weight.ndim == 2:  # norms start at 1
@@ -97,9 +102,9 @@ def _untrained(config: Qwen3Config, draws: Generator) -> Qwen3ForCausalLM:
 class _Rotary(nn.Module):
     """The default rotary embedding, in float64."""
 
-    def __init__(self, width: int, base: float) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.frequencies = base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+        self.frequencies = ROTARY_BASE ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
 
     def forward(self, _states: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         angles = position_ids[..., None] * self.frequencies
@@ -119,7 +124,7 @@ def _learn(model: Qwen3ForCausalLM, draws: Generator) -> None:
             return
         optimiser.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARM_UP)
         optimiser.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(weights, GRADIENT_NORM)
         optimiser.step()
     raise SystemExit(f"this seed did not reach {ENOUGH} within {MOST_STEPS} steps: take another")
@@ -145,12 +150,18 @@ def _log_probabilities(model: Qwen3ForCausalLM, answered: Tensor) -> Tensor:
     return torch.log_softmax(logits, dim=-1).gather(2, answers).squeeze(2)
 
 
+def _generation() -> GenerationConfig:
+    return GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=END, pad_token_id=PAD, do_sample=True, max_new_tokens=LIMIT
+    )
+
+
 def _tokenizer() -> PreTrainedTokenizerFast:
     """One id for each character; a character that it does not know is an error, never left out."""
     words = Tokenizer(models.WordLevel({char: place for place, char in enumerate(CHARACTERS)}))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    words.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     words.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=words,
         eos_token=CHARACTERS[END],
         pad_token=CHARACTERS[PAD],

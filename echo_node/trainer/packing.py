@@ -105,7 +105,7 @@ class PackedRows:
 
 def rows_of(group: TrainingGroup, advantages: Sequence[float], row_tokens: int) -> Iterator[Row]:
     """Cut a group into rows of at most `row_tokens` places; what is longer by itself has its own."""
-    prompt_ids = [int(token) for token in group.prompt_ids]
+    prompt_ids: list[int] = np.asarray(group.prompt_ids).tolist()
     if not prompt_ids:
         raise DefectError("a group came to training without a prompt")
     row = Row(prompt_ids)
@@ -115,7 +115,7 @@ def rows_of(group: TrainingGroup, advantages: Sequence[float], row_tokens: int) 
         if row.branches and len(row) + len(ids) - 1 > row_tokens:
             yield row
             row = Row(prompt_ids)
-        row.grow([int(token) for token in ids], mu, advantage)
+        row.grow(np.asarray(ids).tolist(), mu, advantage)
     if row.branches:
         yield row
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
-    from transformers import PreTrainedModel
 
 __all__ = ["SampledCompletion", "StepFigures", "StepSettings", "TrainStep", "TrainingGroup"]
 
@@ -54,9 +53,9 @@ class StepSettings:
     micro_batch_tokens  rows are run together up to this many tokens, padding included
     """
 
-    learning_rate: float = 1.5e-4
+    learning_rate: float = 2e-4
     warm_up: int = 20
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = (0.9, 0.99)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
     gradient_norm: float = 1.0
@@ -65,6 +64,15 @@ class StepSettings:
     row_tokens: int = 256
     micro_batch_tokens: int = 1024
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "gradient_norm", "temperature", "epsilon"):
+            if not (math.isfinite(value := getattr(self, name)) and value > 0.0):
+                raise ValueError(f"{name} is {value}, and must be above 0")
+        if min(self.warm_up, self.weight_decay, self.vocab_size) < 0:
+            raise ValueError("warm_up, weight_decay and vocab_size must not be negative")
+        if min(self.row_tokens, self.micro_batch_tokens) < 1:
+            raise ValueError("row_tokens and micro_batch_tokens must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +101,19 @@ class TrainStep:
         self.settings = settings
         self.version = 0
         self._device = torch.device(_best_device() if device == "auto" else device)
-        self._model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             model_folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
         )
-        self._model.to(self._device).eval()  # dropout would move π_θ away from μ
-        self._vocab_size = settings.vocab_size or int(self._model.config.vocab_size)
+        model.to(self._device).eval()  # dropout would move π_θ away from μ
         # Tied weights have one name here. The model always holds the rounded masters.
-        self._weights = dict(sorted(self._model.named_parameters()))
+        self._weights: dict[str, nn.Parameter] = dict(sorted(model.named_parameters()))
         self._masters = {name: weight.detach().clone() for name, weight in self._weights.items()}
         self._round_masters()
-        self._reference = copy.deepcopy(self._model).requires_grad_(False) if settings.grpo.kl else None
+        vocab_size = settings.vocab_size or model.config.vocab_size
+        self._policy = _Policy(
+            model.base_model, model.get_output_embeddings(), vocab_size, settings.temperature
+        )
+        self._reference = copy.deepcopy(self._policy) if settings.grpo.kl else None
         self._optimiser = torch.optim.AdamW(
             list(self._masters.values()),
             lr=settings.learning_rate,
@@ -158,11 +169,11 @@ class TrainStep:
         return tally, total, weight
 
     def _loss(self, packed: PackedRows) -> GrpoLoss:
-        log_probs, entropies = self._look_back(self._model, packed)
+        log_probs, entropies = self._policy.look_back(packed)
         reference = None
         if self._reference is not None:
             with torch.no_grad():
-                reference, _ = self._look_back(self._reference, packed)
+                reference, _ = self._reference.look_back(packed)
         return grpo_loss(
             self.settings.grpo,
             log_probs=log_probs,
@@ -172,24 +183,6 @@ class TrainStep:
             advantage=packed.advantage,
             reference=reference,
         )
-
-    def _look_back(self, model: PreTrainedModel, packed: PackedRows) -> tuple[Tensor, Tensor]:
-        """The log-probability of each sampled token and the entropy at its place, both [B, T]."""
-        states = model.base_model(
-            input_ids=packed.ids,
-            position_ids=packed.position_ids,
-            attention_mask=packed.attention,
-            use_cache=False,
-        ).last_hidden_state
-        # Only what predicts a sampled token goes through the vocabulary.
-        predicting = states.flatten(0, 1)[packed.sources[packed.mask]]
-        logits = model.get_output_embeddings()(predicting)[:, : self._vocab_size] / self.settings.temperature
-        every = torch.log_softmax(logits, dim=-1)
-        drawn = every.gather(1, packed.targets[packed.mask][:, None]).squeeze(1)
-        log_probs, entropies = every.new_zeros(packed.mask.shape), every.new_zeros(packed.mask.shape)
-        log_probs[packed.mask] = drawn
-        entropies[packed.mask] = -(every.exp() * every).sum(dim=-1)
-        return log_probs, entropies
 
     def _scale_gradient(self, weight: int) -> float:
         """Hand the mean gradient over to the masters, and return its length before it was shortened."""
@@ -202,6 +195,32 @@ class TrainStep:
     def _round_masters(self) -> None:
         for name, master in self._masters.items():
             self._weights[name].copy_(master.bfloat16())
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """A model as a distribution over the first `vocab_size` ids, at the samplers' temperature."""
+
+    body: nn.Module
+    head: nn.Module
+    vocab_size: int
+    temperature: float
+
+    def look_back(self, packed: PackedRows) -> tuple[Tensor, Tensor]:
+        """The log-probability of each sampled token, and the entropy at its place, both [B, T]."""
+        states: Tensor = self.body(
+            input_ids=packed.ids,
+            position_ids=packed.position_ids,
+            attention_mask=packed.attention,
+            use_cache=False,
+        ).last_hidden_state
+        # Only what predicts a sampled token goes through the vocabulary.
+        predicting = states.flatten(0, 1)[packed.sources[packed.mask]]
+        every = torch.log_softmax(self.head(predicting)[:, : self.vocab_size] / self.temperature, dim=-1)
+        log_probs, entropies = every.new_zeros(packed.mask.shape), every.new_zeros(packed.mask.shape)
+        log_probs[packed.mask] = every.gather(1, packed.targets[packed.mask][:, None]).squeeze(1)
+        entropies[packed.mask] = -(every.exp() * every).sum(dim=-1)
+        return log_probs, entropies
 
 
 def _best_device() -> str:

@@ -1,0 +1,149 @@
+"""What may go into a batch: the checks of a group that need the run, from cheap to dear. Knows no network.
+
+A group that fails is data, not an error: it is refused with one of the reasons that receipts carry. Nothing here
+computes a reward or runs a model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from echo_node.contract import Prompt
+from echo_node.run import Run
+from protocol import Envelope, Opened, ProtocolError, Roster, TrajectoryGroup, WeightsHead
+from protocol.errors import BadSignatureError
+from protocol.tokens import bits_for
+from protocol.trajectory import Completion
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Admitted:
+    """A group that may be trained on, with what its checks have found out."""
+
+    group: Opened[TrajectoryGroup]
+    step: int
+    """The optimiser step of the head under which it was drawn."""
+    prompt: Prompt
+
+    @property
+    def order(self) -> tuple[bytes, int]:
+        """Batches are sorted by sampler and slot, so that their order is not that of arrival."""
+        return self.group.signer, self.group.message.slot
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refused:
+    """A group that may not, by a reason for its sampler and a sentence for the log."""
+
+    id: bytes
+    reason: str
+    what: str
+
+
+class _RefusalError(Exception):
+    def __init__(self, reason: str, what: str) -> None:
+        super().__init__(what)
+        self.reason = reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Known:
+    """A head that may be sampled under."""
+
+    step: int
+    members: dict[bytes, str]
+
+
+class Admission:
+    """Judges groups against the heads of the last S steps. The trainer tells it what was published and what is new."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._known: dict[bytes, _Known] = {}
+        self._filled: set[tuple[bytes, bytes, int]] = set()
+        self._now = 0
+
+    def published(self, head: Opened[WeightsHead], roster: Roster) -> None:
+        """From now on groups may be drawn under this head, by these samplers. Heads beyond the bound are forgotten."""
+        self._now = head.message.step
+        members = {member.key: member.engine for member in roster.members}
+        self._known[head.id] = _Known(head.message.step, members)
+        old = [key for key, known in self._known.items() if self.staleness(known.step) > self._bound]
+        for key in old:
+            del self._known[key]
+        self._filled = {slot for slot in self._filled if slot[0] in self._known}
+
+    @property
+    def _bound(self) -> int:
+        return self._run.told.sync.staleness
+
+    def staleness(self, step: int) -> int:
+        """How many steps the policy has moved on."""
+        return self._now - step
+
+    def judge(self, envelope: Envelope) -> Admitted | Refused:
+        """Admit a group once, or say why not."""
+        try:
+            return self._admit(envelope)
+        except _RefusalError as refusal:
+            return Refused(envelope.id, refusal.reason, str(refusal))
+        except BadSignatureError as error:
+            return Refused(envelope.id, "wrong-signature", str(error))
+        except ProtocolError as error:
+            return Refused(envelope.id, "malformed", str(error))
+
+    def _admit(self, envelope: Envelope) -> Admitted:
+        group = envelope.claim(TrajectoryGroup, self._run.id)
+        self._check_limits(group)
+        slot = (group.heads[0], envelope.signer, group.slot)
+        if slot in self._filled:
+            raise _RefusalError("duplicate", f"slot {group.slot} of this sampler and head is filled")
+        known = self._known.get(group.heads[0])
+        if known is None:
+            raise _RefusalError("stale", "drawn under a head that is not among the newest")
+        self._check_member(known, envelope.signer, group.engine)
+        opened = envelope.open(TrajectoryGroup, self._run.id)
+        prompt = self._check_prompt(opened)
+        for completion in group.completions():
+            self._check_end(completion)
+        self._filled.add(slot)
+        return Admitted(opened, known.step, prompt)
+
+    def _check_limits(self, group: TrajectoryGroup) -> None:
+        told = self._run.told
+        if group.bits != bits_for(told.model.vocab_size):
+            raise _RefusalError("over-limit", f"ids of {group.bits} bits")
+        if len(group.lengths) != told.sampling.group_size:
+            raise _RefusalError(
+                "over-limit", f"{len(group.lengths)} completions, not {told.sampling.group_size}"
+            )
+        if max(group.lengths) > told.sampling.max_tokens or group.prompt_length > told.sampling.max_prompt:
+            raise _RefusalError("over-limit", "more tokens than the run allows")
+        if group.spans and not told.sync.in_flight:
+            raise _RefusalError("over-limit", "a switch of heads, which the run does not allow")
+
+    def _check_member(self, known: _Known, sampler: bytes, engine: str) -> None:
+        if sampler not in known.members:
+            raise _RefusalError("not-in-roster", "the sampler was not in the head's roster")
+        if known.members[sampler] != engine:
+            raise _RefusalError("wrong-engine", f"drawn with {engine}, joined with {known.members[sampler]}")
+
+    def _check_prompt(self, opened: Opened[TrajectoryGroup]) -> Prompt:
+        group = opened.message
+        prompt, ids = self._run.prompt(self._run.slot_key(group.heads[0], opened.signer, group.slot))
+        if not np.array_equal(ids, group.prompt_ids()):
+            raise _RefusalError("wrong-prompt", "not the prompt of its slot")
+        return prompt
+
+    def _check_end(self, completion: Completion) -> None:
+        limits = self._run.limits
+        if int(completion.ids.max()) >= limits.vocab_size:
+            raise _RefusalError("over-limit", "an id outside the vocabulary")
+        ends = np.isin(completion.ids, list(limits.end_tokens))
+        at_end = bool(ends[-1])
+        if ends[:-1].any() or at_end != (completion.finish == "end"):
+            raise _RefusalError("malformed", "an end token where none belongs, or none where one is claimed")
+        if not at_end and len(completion.ids) != limits.max_tokens:
+            raise _RefusalError("malformed", "a completion that ends before its end")

@@ -1,0 +1,85 @@
+"""The one door for configuration: a TOML file, `--set a=b` on top, a checked model out, a resolved copy written back.
+
+The environment is read here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from echo_node.errors import ConfigError, boundary
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class DemoConfig(BaseModel):
+    """A swarm in one program: one trainer and a few samplers on the embedded model."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mode: Literal["sequential", "async"] = "async"
+    steps: int = Field(default=220, ge=1, le=100_000)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    samplers: int = Field(default=2, ge=1, le=16)
+    staleness: int = Field(default=4, ge=0, le=8)
+    batch_groups: int = Field(default=32, ge=1, le=512)
+    group_size: int = Field(default=8, ge=2, le=64)
+    temperature: float = Field(default=1.0, ge=0.1, le=10.0)
+    algorithm: dict[str, int | float | str] = Field(default_factory=dict)
+    """Numbers of the algorithm that differ from their defaults, by name."""
+
+
+def load_config(model: type[M], file: Path | None = None, overrides: Sequence[str] = (), **given: Any) -> M:
+    """What the person asked for: the file, then `name=value` words, then what was given by flags."""
+    told: dict[str, Any] = {}
+    if file is not None:
+        with boundary(ConfigError, f"reading {file}", advice="it must be a TOML file"):
+            told = tomllib.loads(file.read_text())
+    for word in overrides:
+        _set(told, word)
+    told |= {name: value for name, value in given.items() if value is not None}
+    try:
+        return model.model_validate(told)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{name}: {first['msg']}", advice="--help lists what there is") from None
+
+
+def write_resolved(config: BaseModel, file: Path) -> None:
+    """The configuration as it was used, in TOML, beside what it produced."""
+    lines, tables = [], []
+    for name, value in config.model_dump().items():
+        if isinstance(value, dict):
+            tables += [f"\n[{name}]", *(f"{key} = {json.dumps(inner)}" for key, inner in value.items())]
+        else:
+            lines.append(f"{name} = {json.dumps(value)}")
+    file.write_text("\n".join([*lines, *tables]) + "\n")
+
+
+def no_color() -> bool:
+    """Whether the person has asked for no colours (https://no-color.org)."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def _set(told: dict[str, Any], word: str) -> None:
+    path, equals, text = word.partition("=")
+    if not equals or not path:
+        raise ConfigError(f"--set takes name=value, not {word!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *tables, name = path.split(".")
+    for table in tables:
+        told = told.setdefault(table, {})
+        if not isinstance(told, dict):
+            raise ConfigError(f"--set {word}: {table} is a value, not a table")
+    told[name] = value

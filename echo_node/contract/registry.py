@@ -1,0 +1,93 @@
+"""Contracts by name and version: those that are built in, and plug-ins under the entry-point group
+`echo_node.contracts`, where an entry is `NAME` or `NAME@VERSION` and points at the class.
+
+Only code whose entry bears the wanted name is ever imported. It knows nothing of what contracts do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
+
+from echo_node.contract.api import Contract
+from echo_node.contract.builtin import BUILT_IN
+from echo_node.errors import ContractError, boundary
+from protocol import limits
+
+GROUP: Final = "echo_node.contracts"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Listing:
+    """A contract that this machine has. `package` is empty for one that is built in; where the entry of a plug-in
+    names no version, `version` is empty until the class is loaded.
+    """
+
+    name: str
+    version: str
+    package: str
+
+
+def available() -> list[Listing]:
+    """Every contract of this machine, without importing any plug-in."""
+    built_in = [Listing(name, version, "") for name, version in BUILT_IN]
+    return sorted(built_in + [_listing(entry) for entry in entry_points(group=GROUP)])
+
+
+def find(name: str, version: str) -> type[Contract]:
+    """The class of a contract, or a `ContractError` that says what to install."""
+    if (name, version) in BUILT_IN:
+        return BUILT_IN[name, version]
+    others = [f"{known} (built in)" for wanted, known in BUILT_IN if wanted == name]
+    for entry in entry_points(group=GROUP):
+        listed = _listing(entry)
+        if listed.name != name or listed.version not in {"", version}:
+            continue
+        found = _imported(entry)
+        if found.version == version:
+            return found
+        others.append(f"{found.version} (package {listed.package})")
+    raise _missing(name, version, others)
+
+
+def load(name: str, version: str, params: Mapping[str, object] | None = None) -> Contract:
+    """A contract with its parameters, ready for use."""
+    found = find(name, version)
+    with boundary(ContractError, f"setting up the contract {name} {version}"):
+        return found(params)
+
+
+def _listing(entry: EntryPoint) -> Listing:
+    name, _, version = entry.name.partition("@")
+    return Listing(name, version, entry.dist.name if entry.dist is not None else "")
+
+
+def _imported(entry: EntryPoint) -> type[Contract]:
+    listed = _listing(entry)
+    where = f"{entry.value} of the package {listed.package or 'that declares it'}"
+    with boundary(ContractError, f"loading the contract {entry.name} from {where}"):
+        found = entry.load()
+        if not isinstance(found, type) or not issubclass(found, Contract):
+            raise TypeError("it is no subclass of echo_node.contract.Contract")
+        if found.name != listed.name or listed.version not in {"", found.version}:
+            raise ValueError(f"it calls itself {found.name} {found.version}")
+        if not -limits.REWARD <= found.low < found.high <= limits.REWARD or not math.isfinite(found.low):
+            raise ValueError(f"its scores go from {found.low} to {found.high}")
+        return found
+
+
+def _missing(name: str, version: str, others: list[str]) -> ContractError:
+    if others:
+        return ContractError(
+            f"the contract {name} is here, its version {version} is not: there is {', '.join(others)}",
+            advice=f"install the release of its package that has version {version}",
+        )
+    known = ", ".join(sorted({listing.name for listing in available()}))
+    return ContractError(
+        f"this machine has no contract {name} {version}; it has {known}",
+        advice=f"pip install the package that declares {name!r} under the entry points {GROUP!r};"
+        " whoever runs this run can tell which one it is",
+    )

@@ -1,0 +1,60 @@
+"""Checks that a contract of this name is the contract that was meant, since a name is not code.
+
+A vector says: from this key comes the prompt of this hash, and this text then scores this much. The author of a
+run makes them, everybody who joins checks them. It knows no manifest but for the shape of a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from echo_node.contract.api import Contract, Prompt, prompt_of, score_of
+from echo_node.errors import ContractError, boundary, one_line
+from protocol import blob_id, limits
+from protocol.manifest import ContractVector
+
+
+def contract_vectors(contract: Contract, keys: Sequence[bytes]) -> tuple[ContractVector, ...]:
+    """A vector per key. Every other one scores the answer to the prompt before, which mostly is a wrong one."""
+    if not 1 <= len(keys) <= limits.CONTRACT_VECTORS:
+        raise ContractError(
+            f"a run has 1 to {limits.CONTRACT_VECTORS} vectors of its contract, not {len(keys)}"
+        )
+    prompts = [prompt_of(contract, key) for key in keys]
+    answers = [_answer(contract, prompt) for prompt in prompts]
+    return tuple(
+        ContractVector(
+            key=key,
+            prompt=blob_id(prompt.text.encode()),
+            score=score_of(contract, prompt, text := answers[index - index % 2]).value,
+            text=text,
+        )
+        for index, (key, prompt) in enumerate(zip(keys, prompts, strict=True))
+    )
+
+
+def check_vectors(contract: Contract, vectors: Iterable[ContractVector]) -> None:
+    """Raise a `ContractError` that names the first vector that this contract does not give."""
+    for index, vector in enumerate(vectors):
+        prompt = prompt_of(contract, vector.key)
+        if blob_id(prompt.text.encode()) != vector.prompt:
+            raise _mismatch(contract, index, vector, f"its prompt is another one, {prompt.text[:40]!r}")
+        score = score_of(contract, prompt, vector.text).value
+        if score != vector.score:
+            text = f"the text {vector.text[:40]!r} scores {score}, not {vector.score}"
+            raise _mismatch(contract, index, vector, text)
+
+
+def _answer(contract: Contract, prompt: Prompt) -> str:
+    """The contract's own answer, as a text that fits into a vector."""
+    with boundary(ContractError, f"{contract.name} {contract.version}: answering its own prompt"):
+        fits = one_line(contract.answer(prompt)).encode()[: limits.TEXT_BYTES]
+        return fits.decode(errors="ignore")
+
+
+def _mismatch(contract: Contract, index: int, vector: ContractVector, what: str) -> ContractError:
+    return ContractError(
+        f"{contract.name} {contract.version} is not the contract of this run:"
+        f" vector {index} (key {vector.key.hex()[:16]}…): {what}",
+        advice="install the very package that the run names, and no other version of it",
+    )

@@ -1,0 +1,102 @@
+"""One trainer and a few samplers on the in-memory network, from one seed. With the seed, sequential runs repeat exactly."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import torch
+import trio
+
+from echo_node import embedded
+from echo_node.config import DemoConfig
+from echo_node.contract import load
+from echo_node.metrics import Records
+from echo_node.net.memory import MemorySwarm
+from echo_node.node import Node
+from echo_node.run import Run, draft
+from protocol import Identity, derive
+from protocol.manifest import Sampling, Sync
+
+CONTRACT = ("digits-reverse", "1")
+PROMPT_TOKENS, ANSWER_TOKENS = 7, 6
+
+
+class Demo:
+    """A demo that runs or has run. Views read it; only `play` changes it."""
+
+    def __init__(self, config: DemoConfig, records: Records) -> None:
+        self.config = config
+        self.records = records
+        self.samplers: list[Node] = []
+        self.began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def tokens_per_second(self) -> float:
+        """What all samplers generate together."""
+        return sum(node.tokens.per_second() for node in self.samplers)
+
+    async def play(self) -> None:
+        """Let the swarm take its steps."""
+        torch.set_num_threads(1)  # of everybody: pools of threads on the same cores collapse
+        run = self._open_run()
+        heads = itertools.count()
+        config = self.config
+        async with MemorySwarm(config.seed) as swarm, trio.open_nursery() as nursery:
+            self.samplers = [
+                Node(run, self._identity(f"sampler {n}"), swarm.join) for n in range(config.samplers)
+            ]
+            for node in self.samplers:
+                nursery.start_soon(lambda node=node: node.sample(slots_per_call=self._slots_per_call))
+            trainer = Node(
+                run,
+                self._identity("trainer"),
+                swarm.join,
+                luck=lambda: self._bytes(f"luck of head {next(heads)}"),
+            )
+            self.began = time.monotonic()
+            await trainer.train(config.steps, records=self.records, first_samplers=config.samplers)
+            nursery.cancel_scope.cancel()
+
+    @property
+    def _slots_per_call(self) -> int:
+        """A sampler's share of a batch."""
+        return max(1, self.config.batch_groups // self.config.samplers)
+
+    def _open_run(self) -> Run:
+        config = self.config
+        trainer = self._identity("trainer")
+        sealed = draft(
+            name="demo: reverse five digits",
+            folder=embedded.folder(),
+            contract=load(*CONTRACT),
+            params={},
+            algorithm={"batch_groups": config.batch_groups, **config.algorithm},
+            sampling_=Sampling(
+                group_size=config.group_size,
+                max_prompt=PROMPT_TOKENS,
+                max_tokens=ANSWER_TOKENS,
+                temperature=config.temperature,
+            ),
+            sync=Sync(
+                async_from=0 if config.mode == "async" else None,
+                head_every=1,
+                in_flight=False,
+                staleness=config.staleness if config.mode == "async" else 0,
+            ),
+            author=trainer,
+            trainers=[trainer.public],
+            nonce=self._bytes("nonce"),
+        )
+        return Run.open(sealed, embedded.folder())
+
+    def _identity(self, name: str) -> Identity:
+        return Identity(self._bytes(f"identity of {name}"))
+
+    def _bytes(self, name: str) -> bytes:
+        """Bytes that only the seed and the name decide."""
+        return derive("demo", self.config.seed.to_bytes(8), name.encode())

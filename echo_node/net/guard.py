@@ -1,0 +1,119 @@
+"""The guard between a network and the code that it calls: validators and handlers.
+
+Whatever they raise becomes a judgement, a refusal or a counted and logged bug, and never ends the network. Here
+is also the record of faults by peer. It knows no medium.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Final
+
+import trio
+
+from echo_node.errors import EchoError, boundary, one_line
+from echo_node.net.base import (
+    IGNORE,
+    Handler,
+    Judgement,
+    Message,
+    Reject,
+    RequestError,
+    Validation,
+    Validator,
+)
+from protocol import ProtocolError, peer_id
+
+SHORT: Final = 200
+"""Characters of a refusal that the asker gets to read."""
+PEERS: Final = 4_096
+REASONS: Final = 32
+OTHER: Final = "other"
+_log = logging.getLogger("echo_node.net")
+
+
+class _BugError(EchoError):
+    """An error that our own code did not mean to raise."""
+
+
+def judge(validator: Validator, message: Message, counts: Counter[str]) -> Validation:
+    """What the validator says; a bug in it drops the message, is counted, and is nobody else's fault."""
+    try:
+        with boundary(_BugError, f"validating gossip on {message.topic}"):
+            return _validated(validator, message)
+    except (EchoError, ExceptionGroup) as bug:
+        counts["contained"] += 1
+        _log.error("%s", bug, exc_info=bug)
+        return IGNORE
+
+
+def _validated(validator: Validator, message: Message) -> Validation:
+    try:
+        said = validator(message)
+    except ProtocolError as error:
+        return Reject(error.reason)
+    if not isinstance(said, Judgement | Reject):
+        raise TypeError(f"a validator answers ACCEPT, IGNORE or Reject(reason), not {type(said).__name__}")
+    return said
+
+
+async def answer(
+    handler: Handler, stream: str, peer: bytes, data: bytes, scope: trio.CancelScope, counts: Counter[str]
+) -> bytes | RequestError:
+    """The handler's answer, or what the asker is told instead. Cancelling the scope ends the handler."""
+    try:
+        with boundary(_BugError, f"answering {peer_id(peer)} on {stream}"), scope:
+            said = await _answered(handler, peer, data)
+    except _BugError as bug:
+        counts["contained"] += 1
+        _log.error("%s", bug, exc_info=bug)
+        return RequestError("internal-error", "internal error")
+    except EchoError as error:
+        return RequestError("refused", one_line(error.what)[:SHORT])
+    except ExceptionGroup as group:  # of EchoErrors, or the boundary would have kept it
+        return RequestError("refused", one_line(str(_first(group)))[:SHORT])
+    return RequestError("no-handler", "it stopped serving this stream") if scope.cancelled_caught else said
+
+
+async def _answered(handler: Handler, peer: bytes, data: bytes) -> bytes:
+    try:
+        said = await handler(peer, data)
+    except ProtocolError as error:
+        raise EchoError(f"{error.reason}: {error}") from error
+    check_bytes(said, "an answer")
+    return said
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def check_bytes(data: object, what: str) -> None:
+    """Cargo is `bytes`: a bytearray could change under way, and text has no one encoding."""
+    if type(data) is not bytes:
+        raise TypeError(f"{what} is bytes, not {type(data).__name__}")
+
+
+def check_name(name: object, what: str) -> None:
+    """Topics and streams go by text."""
+    if not isinstance(name, str):
+        raise TypeError(f"{what} is a str, not {type(name).__name__}")
+
+
+class Faults:
+    """Faults by peer and reason. Bounded: the peer with the fewest faults makes room, rare reasons share a name."""
+
+    def __init__(self) -> None:
+        self._by_peer: dict[bytes, Counter[str]] = {}
+
+    def score(self, peer: bytes, reason: str) -> None:
+        if peer not in self._by_peer and len(self._by_peer) >= PEERS:
+            del self._by_peer[min(self._by_peer, key=lambda known: self._by_peer[known].total())]
+        faults = self._by_peer.setdefault(peer, Counter())
+        faults[reason if reason in faults or len(faults) < REASONS - 1 else OTHER] += 1
+
+    def scores(self) -> dict[bytes, dict[str, int]]:
+        return {peer: dict(faults) for peer, faults in self._by_peer.items()}

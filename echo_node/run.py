@@ -1,0 +1,182 @@
+"""A run as a node works with it: the manifest, and what it names, opened: contract, tokenizer, limits.
+
+An operator drafts a manifest from a model's folder and a contract; everybody else opens one. This module knows neither
+network nor training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_node.contract import (
+    Contract,
+    Prompt,
+    Score,
+    check_vectors,
+    contract_vectors,
+    load,
+    prompt_of,
+    score_of,
+)
+from echo_node.engine.base import SamplingLimits
+from echo_node.errors import ConfigError, boundary
+from echo_node.text import Tokenizer
+from echo_node.weights.state import State, layout_of, read_safetensors, root_of
+from protocol import Identity, Manifest, Opened, Rules, blob_id, encode, open_manifest, sampling, seal
+from protocol.digest import ZERO, derive
+from protocol.manifest import (
+    Algorithm,
+    ContractPin,
+    EngineTolerance,
+    Model,
+    ModelFile,
+    Sampling,
+    Sync,
+    Terms,
+    Verification,
+)
+
+MODEL_FILES: Final = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A manifest with everything at hand that it names."""
+
+    manifest: Opened[Manifest]
+    folder: Path
+    contract: Contract
+    tokenizer: Tokenizer
+
+    @classmethod
+    def open(cls, sealed: bytes, folder: Path) -> Run:
+        """Open a manifest whose model's small files are in a folder, and check that they are the ones meant."""
+        manifest = open_manifest(sealed)
+        told = manifest.message
+        for file in told.model.files:
+            path = folder / file.name
+            if not path.is_file() or blob_id(path.read_bytes()) != file.blob:
+                raise ConfigError(f"{path} is not the {file.name} that the manifest names")
+        contract = load(told.contract.name, told.contract.version, told.contract.params)
+        check_vectors(contract, told.contract.vectors)
+        return cls(manifest, folder, contract, Tokenizer.from_folder(folder))
+
+    @property
+    def id(self) -> bytes:
+        return self.manifest.id
+
+    @property
+    def told(self) -> Manifest:
+        """What the manifest says."""
+        return self.manifest.message
+
+    @property
+    def rules(self) -> Rules:
+        return Rules.of(self.manifest)
+
+    @property
+    def limits(self) -> SamplingLimits:
+        """How every completion of this run is drawn."""
+        told = self.told
+        return SamplingLimits(
+            max_tokens=told.sampling.max_tokens,
+            temperature=told.sampling.temperature,
+            end_tokens=frozenset(told.model.end_tokens),
+            vocab_size=told.model.vocab_size,
+        )
+
+    def is_async(self, version: int) -> bool:
+        """Whether samplers push by themselves at this version, or wait to be asked."""
+        start = self.told.sync.async_from
+        return start is not None and version >= start
+
+    def slot_key(self, head_id: bytes, sampler: bytes, slot: int) -> bytes:
+        return sampling.slot_key(self.id, head_id, sampler, slot)
+
+    def prompt(self, slot_key: bytes) -> tuple[Prompt, NDArray[np.int64]]:
+        """What a slot asks, as the contract says it and as the model reads it."""
+        prompt = prompt_of(self.contract, sampling.prompt_key(slot_key))
+        return prompt, self.tokenizer.encode(prompt.text)
+
+    def score(self, prompt: Prompt, ids: NDArray[np.int64]) -> Score:
+        """What a completion is worth. The end token is no part of the answer."""
+        ended = len(ids) > 0 and int(ids[-1]) in self.limits.end_tokens
+        return score_of(self.contract, prompt, self.tokenizer.decode(ids[:-1] if ended else ids))
+
+
+def read_model(folder: Path) -> State:
+    """The weights of a Hugging Face folder of one file."""
+    path = folder / "model.safetensors"
+    with boundary(ConfigError, f"reading {path}"):
+        return read_safetensors(path.read_bytes())
+
+
+def draft(
+    *,
+    name: str,
+    folder: Path,
+    contract: Contract,
+    params: Mapping[str, Any],
+    algorithm: Mapping[str, Any],
+    sampling_: Sampling,
+    sync: Sync,
+    author: Identity,
+    trainers: Sequence[bytes],
+    verifiers: Sequence[bytes] = (),
+    nonce: bytes,
+) -> bytes:
+    """A sealed manifest for a model's folder and a contract with these parameters."""
+    manifest = Manifest(
+        algorithm=Algorithm(name="grpo", params=dict(algorithm), version="1"),
+        contract=ContractPin(
+            name=contract.name,
+            params=dict(params),
+            vectors=contract_vectors(contract, [derive("vector", nonce, bytes([n])) for n in range(16)]),
+            version=contract.version,
+            wheel=None,
+        ),
+        engines=(
+            EngineTolerance(
+                d_mean=1e-5, d_most=1e-3, engine="torch/f32", share=1.0, z_mean=1e-4, z_most=1e-2
+            ),
+        ),
+        model=_describe(folder),
+        name=name,
+        nonce=nonce,
+        sampling=sampling_,
+        seeds=(),
+        sync=sync,
+        terms=Terms(electors=tuple(sorted({*trainers, *verifiers})), heartbeat_ms=15_000, lease_ms=60_000),
+        trainers=tuple(trainers),
+        verification=Verification(policy="self", quorum=1, share=0.0),
+        verifiers=tuple(verifiers),
+    )
+    return seal(manifest, author, ZERO)
+
+
+def _describe(folder: Path) -> Model:
+    with boundary(ConfigError, f"reading the model in {folder}"):
+        config = json.loads((folder / "config.json").read_text())
+        ends = config["eos_token_id"]
+        state = read_model(folder)
+        return Model(
+            architecture=config["architectures"][0],
+            context=config["max_position_embeddings"],
+            end_tokens=tuple(sorted({ends} if isinstance(ends, int) else set(ends))),
+            files=tuple(_file(folder / file) for file in MODEL_FILES if (folder / file).is_file()),
+            layout=blob_id(encode(layout_of(state))),
+            root=root_of(state),
+            vocab_size=config["vocab_size"],
+        )
+
+
+def _file(path: Path) -> ModelFile:
+    data = path.read_bytes()
+    return ModelFile(blob=blob_id(data), name=path.name, size=len(data))

@@ -1,0 +1,210 @@
+"""The sampler's loop: join, follow the chain, and fill slots: when asked (sequential) or by itself (asynchronous).
+
+Weights go into the engine before anything is drawn under their head, and every group names that head. One thing at a time
+uses the engine. It knows no trainer's inside, and never imports one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+
+import trio
+
+from echo_node.engine.base import Engine, EngineStoppedError
+from echo_node.errors import ConfigError, PeerError
+from echo_node.metrics import Rate
+from echo_node.net.base import ACCEPT, Message, Network, Validation
+from echo_node.net.inbox import Inbox
+from echo_node.run import Run
+from echo_node.sampler.pacing import Pacing
+from echo_node.sampler.rollout import Rollout
+from echo_node.threads import run_stoppable
+from echo_node.weights.pull import Puller
+from protocol import (
+    ZERO,
+    ChainError,
+    Envelope,
+    Identity,
+    Join,
+    Opened,
+    ProtocolError,
+    Receipt,
+    RolloutRequest,
+    TrajectoryGroup,
+    WeightsHead,
+    fill_batches,
+    limits,
+    open_sealed,
+    seal,
+    topics,
+    write_batch,
+)
+
+log = logging.getLogger(__name__)
+HEAD_SECONDS = 30.0
+JOIN_SECONDS = 10.0
+JOIN_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class SamplerLoop:
+    """One sampler of a run. `slots_per_call` groups are generated together."""
+
+    def __init__(
+        self,
+        run: Run,
+        network: Network,
+        identity: Identity,
+        engine: Engine,
+        *,
+        slots_per_call: int,
+        agent: str,
+    ) -> None:
+        if engine.engine_class not in {tolerance.engine for tolerance in run.told.engines}:
+            raise ConfigError(f"this run does not take groups of the engine class {engine.engine_class}")
+        self._run = run
+        self._network = network
+        self._identity = identity
+        self._engine = engine
+        self._agent = agent
+        self._slots = slots_per_call
+        self._busy = trio.Lock()
+        self._rollout = Rollout(run, identity, engine)
+        self._puller = Puller(network, run.rules)
+        self._joined = trio.Event()
+        self._jitter = random.Random(identity.public)
+        self.pacing = Pacing(unanswered=4 * slots_per_call)
+        self.tokens = Rate()
+        """Tokens generated, by the second."""
+
+    async def work(self) -> None:
+        """Sample until cancelled."""
+        run, network = self._run.id, self._network
+        with network.serve(topics.ROLLOUT_STREAM, self._answer, most=limits.SMALL_BYTES):
+            async with (
+                network.subscribe(topics.topic(run, topics.HEADS), self._look_at_head) as heads,
+                network.subscribe(topics.topic(run, topics.RECEIPTS), self._look_at_receipt) as receipts,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(self._follow, heads)
+                nursery.start_soon(self._read, receipts)
+                nursery.start_soon(self._join)
+                nursery.start_soon(self._push)
+
+    def _look_at_head(self, message: Message) -> Validation:
+        open_sealed(message.data, WeightsHead, self._run.id)
+        return ACCEPT
+
+    def _look_at_receipt(self, message: Message) -> Validation:
+        open_sealed(message.data, Receipt, self._run.id, signer=self._puller.follower.leader)
+        return ACCEPT
+
+    # The chain
+
+    async def _follow(self, heads: Inbox[Message]) -> None:
+        async for message in heads:
+            await self._hear(message.data)
+            self.pacing.moved_on()
+
+    async def _hear(self, sealed: bytes) -> None:
+        """Follow a head; where some before it were missed, ask the leader for them."""
+        try:
+            self._puller.hear(sealed)
+        except ChainError as error:
+            log.info("a head is not followed yet: %s", error)
+            if error.rule == "gap":
+                await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        try:
+            await self._puller.catch_up(self._puller.follower.leader)
+        except (PeerError, ProtocolError) as error:
+            log.info("the chain cannot be caught up with now: %s", error)
+
+    async def _join(self) -> None:
+        """Say who we are until a head's roster has us. The join goes to the leader by hand: gossip may lose it."""
+        await self._deliver_join()
+        await self._catch_up()
+        head = None
+        while not self._joined.is_set():
+            head = await self._puller.wait_for_newer(head.id if head else None)
+            roster = await self._puller.roster(head)
+            if roster.find(self._identity.public):
+                self._joined.set()
+
+    async def _deliver_join(self) -> None:
+        tip = self._puller.tip
+        join = Join(
+            agent=self._agent, engine=self._engine.engine_class, head=tip.id if tip else ZERO, name=""
+        )
+        sealed = seal(join, self._identity, self._run.id)
+        for pause in itertools.chain(JOIN_PAUSES, itertools.repeat(JOIN_PAUSES[-1])):
+            try:
+                await self._network.request(
+                    self._puller.follower.leader, topics.DELIVER_STREAM, sealed, deadline=JOIN_SECONDS, most=0
+                )
+            except PeerError as error:
+                log.info("the leader cannot be reached, next try in %.1f s: %s", pause, error)
+                await trio.sleep(pause * (0.75 + 0.5 * self._jitter.random()))
+            else:
+                return
+
+    async def _fill(self, head: Opened[WeightsHead], slots: range) -> list[bytes]:
+        """Sealed groups under a head, whose weights are fetched and put in first if another's are."""
+        async with self._busy:
+            if self._engine.loaded != head.id:
+                state = await self._puller.state(head)
+                await trio.to_thread.run_sync(self._engine.load, head.id, state)
+            return await run_stoppable(lambda stop: self._rollout.fill(head.id, slots, stop))
+
+    # Sequential pull
+
+    async def _answer(self, peer: bytes, asked: bytes) -> bytes:
+        """Fill the slots that the leader asks for, under the head that it names, whatever this node held before."""
+        opened = open_sealed(asked, RolloutRequest, self._run.id, signer=self._puller.follower.leader)
+        if peer != opened.signer:
+            raise PeerError("a request that somebody else has signed")
+        request = opened.message
+        with trio.move_on_after(HEAD_SECONDS) as waiting:
+            head = await self._puller.wait_for(request.head)
+        if waiting.cancelled_caught:
+            raise PeerError("the head that was named has not arrived here")
+        sealed = await self._fill(head, range(request.first, request.first + request.count))
+        self._count(sealed)
+        return write_batch(sealed, most=limits.ANSWER_BYTES)
+
+    # Asynchronous push-pull
+
+    async def _push(self) -> None:
+        """Fill slot after slot under the newest head, and gossip the groups, at the pace that is wanted."""
+        await self._joined.wait()
+        head: Opened[WeightsHead] | None = None
+        slot = 0
+        while True:
+            await self.pacing.wait()
+            tip = await self._puller.wait_for_newer(None)
+            if not self._run.is_async(tip.message.version):
+                await self._puller.wait_for_newer(tip.id)
+                continue
+            if head is None or head.id != tip.id:
+                head, slot = tip, 0
+            try:
+                sealed = await self._fill(head, range(slot, slot + self._slots))
+            except (PeerError, EngineStoppedError) as error:
+                log.info("version %d could not be sampled: %s", head.message.version, error)
+                await self._puller.wait_for_newer(head.id)
+                continue
+            slot += self._slots
+            self._count(sealed)
+            self.pacing.sent([Envelope.parse(item).id for item in sealed])
+            for batch in fill_batches(sealed):
+                await self._network.publish(topics.topic(self._run.id, topics.GROUPS), batch)
+
+    async def _read(self, receipts: Inbox[Message]) -> None:
+        async for message in receipts:
+            self.pacing.answered(open_sealed(message.data, Receipt, self._run.id).message)
+
+    def _count(self, sealed: list[bytes]) -> None:
+        groups = [Envelope.parse(item).claim(TrajectoryGroup, self._run.id) for item in sealed]
+        self.tokens.add(sum(group.token_count for group in groups))

@@ -1,0 +1,44 @@
+"""Long work in a thread that stops when its task is cancelled: soon, and never while somebody else takes its place."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+
+async def run_stoppable(work: Callable[[Callable[[], bool]], T]) -> T:
+    """Run `work` in a thread and wait for its end, come what may. It is given a function to ask whether to stop.
+
+    On cancellation the thread is asked to stop, and the cancellation goes on once it has: whatever the thread raises
+    then is of no interest.
+    """
+    stop = threading.Event()
+
+    async def stop_when_cancelled() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            stop.set()
+
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            outcome.append(work(stop.is_set))
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the task
+            failure.append(error)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop_when_cancelled)
+        await trio.to_thread.run_sync(attempt)
+        nursery.cancel_scope.cancel()
+    await trio.lowlevel.checkpoint_if_cancelled()
+    if failure:
+        raise failure[0]
+    return outcome[0]

@@ -1,0 +1,78 @@
+"""Asynchronous push-pull: groups arrive by gossip and wait in the replay buffer until a step draws them.
+
+It tells samplers, by receipts, what became of each group and how fast it wants more: a batch a step, and a little less
+when plenty is waiting, so that groups do not grow stale in the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from echo_node.admission import Admitted, Refused
+from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
+from echo_node.trainer.receipts import Receipts
+from echo_node.trainer.replay import ReplayBuffer
+from protocol import Envelope, read_batch, topics
+
+_MEMORY = 0.7
+"""How much of the measured pace of steps is the past's."""
+
+
+class GossipSource:
+    """Batches out of whatever has arrived and is fresh enough."""
+
+    def __init__(
+        self,
+        run: bytes,
+        batch: int,
+        buffer: ReplayBuffer,
+        receipts: Receipts,
+        judge: Callable[[Envelope], Admitted | Refused],
+    ) -> None:
+        self._run = run
+        self._batch = batch
+        self._buffer = buffer
+        self._receipts = receipts
+        self._judge = judge
+        self._arrived = trio.Event()
+        self._pace: float | None = None
+
+    async def hear(self, network: Network) -> None:
+        """Take in groups for as long as the trainer works."""
+        topic = topics.topic(self._run, topics.GROUPS)
+        async with network.subscribe(topic, self._look_at) as inbox:
+            async for message in inbox:
+                for envelope in read_batch(message.data):
+                    self._take(envelope)
+
+    async def next_batch(self, step: int) -> tuple[Admitted, ...]:
+        """A batch for the policy at this step, as soon as there is one."""
+        while not (drawn := self._buffer.draw(self._batch, step)):
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+        return drawn
+
+    def stepped(self, seconds: float, samplers: int) -> None:
+        """A step has taken so long: tell the samplers the pace."""
+        self._pace = seconds if self._pace is None else _MEMORY * self._pace + (1 - _MEMORY) * seconds
+        waiting = len(self._buffer) / self._batch
+        eagerness = 1.3 if waiting < 1 else 1.0 if waiting < 2 else 0.7
+        self._receipts.rate = eagerness * self._batch / max(self._pace, 1e-3) / max(samplers, 1)
+
+    def _look_at(self, message: Message) -> Validation:
+        """What a forwarder could have seen is held against it (a `ProtocolError` too); what is stale or double is not."""
+        if any(envelope.run != self._run for envelope in read_batch(message.data)):
+            return Reject("wrong-run")
+        return ACCEPT
+
+    def _take(self, envelope: Envelope) -> None:
+        judged = self._judge(envelope)
+        if isinstance(judged, Refused):
+            self._receipts.refuse(judged.id, judged.reason)
+        elif self._buffer.add(judged):
+            self._receipts.accept(judged.group.id)
+            self._arrived.set()
+        else:
+            self._receipts.refuse(judged.group.id, "full")

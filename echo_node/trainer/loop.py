@@ -1,0 +1,170 @@
+"""The trainer: batches in, versions out, in step with the samplers by either of Echo's protocols.
+
+Every step is the same: get a batch, reward it, learn, publish. Where the batch comes from is the mode: asked for
+(sequential pull) or gathered (asynchronous push-pull). It knows no sampler's inside, and never imports one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+import trio
+
+from echo_node.admission import Admission, Admitted, Refused
+from echo_node.engine.base import TensorBytes
+from echo_node.errors import DefectError
+from echo_node.metrics import Rate, Records, StepRecord, TrainedGroup
+from echo_node.net.base import Network
+from echo_node.run import Run
+from echo_node.trainer.asking import SequentialSource
+from echo_node.trainer.gathering import GossipSource
+from echo_node.trainer.receipts import Receipts
+from echo_node.trainer.replay import ReplayBuffer
+from echo_node.trainer.roster import JoinDesk
+from echo_node.trainer.settings import training_settings
+from echo_node.trainer.step import SampledCompletion, StepFigures, TrainingGroup, TrainStep
+from echo_node.weights.heads import HeadServer
+from echo_node.weights.publish import Publication, Publisher
+from echo_node.weights.store import BlobStore
+from protocol import Envelope, Identity, Join, Opened, Roster, WeightsHead, limits, open_sealed, topics
+from protocol.digest import DIGEST_BYTES
+
+
+class TrainerLoop:
+    """The trainer that leads a run. `records` gets a record of each step."""
+
+    def __init__(
+        self,
+        run: Run,
+        network: Network,
+        identity: Identity,
+        *,
+        step: TrainStep,
+        publisher: Publisher,
+        records: Records,
+    ) -> None:
+        batch, bound = training_settings(run.told).batch_groups, run.told.sync.staleness
+        self._run = run
+        self._network = network
+        self._step = step
+        self._publisher = publisher
+        self._records = records
+        self._admission = Admission(run)
+        self._blobs = BlobStore(publications=bound + 2)
+        self._desk = JoinDesk(run)
+        self._roster = Roster(())
+        self._buffer = ReplayBuffer(capacity=(bound + 1) * batch, staleness=bound)
+        self._receipts = Receipts(network, identity, run.id, lambda: publisher.tip)
+        self._gossip = GossipSource(run.id, batch, self._buffer, self._receipts, self._judge)
+        self._sequential = SequentialSource(network, identity, run.id, batch, self._judge)
+        self._refused: Counter[str] = Counter()
+        self._began = time.monotonic()
+        self.tokens = Rate()
+        """Tokens admitted, by the second."""
+
+    async def work(self, steps: int, *, first_samplers: int = 1) -> None:
+        """Wait for the first samplers, take so many steps, and return; whatever helps on the way ends with it."""
+        heads = HeadServer(lambda: self._publisher.heads)
+        with (
+            self._network.serve(topics.BLOB_STREAM, self._blobs.serve, most=DIGEST_BYTES),
+            self._network.serve(topics.CHAIN_STREAM, heads.serve, most=DIGEST_BYTES),
+            self._network.serve(topics.DELIVER_STREAM, self._welcome, most=limits.SMALL_BYTES),
+        ):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._gossip.hear, self._network)
+                nursery.start_soon(self._receipts.send_now_and_then)
+                await self._desk.wait_for(first_samplers)
+                await self._publish(())
+                for _ in range(steps):
+                    await self._take_step()
+                await self._receipts.send()
+                nursery.cancel_scope.cancel()
+
+    async def _welcome(self, _peer: bytes, sealed: bytes) -> bytes:
+        """A join, delivered by hand. It counts from the next head on."""
+        self._desk.welcome(open_sealed(sealed, Join, self._run.id))
+        return b""
+
+    def _judge(self, envelope: Envelope) -> Admitted | Refused:
+        judged = self._admission.judge(envelope)
+        if isinstance(judged, Refused):
+            self._refused[judged.reason] += 1
+        else:
+            self.tokens.add(judged.group.message.token_count)
+        return judged
+
+    async def _take_step(self) -> None:
+        if (head := self._publisher.tip) is None:
+            raise DefectError("a step before anything was published")
+        start = time.monotonic()
+        if self._run.is_async(head.message.version):
+            drawn = await self._gossip.next_batch(head.message.step)
+        else:
+            drawn = await self._sequential.next_batch(head, self._roster)
+        ready = time.monotonic()
+        figures, rewards = await trio.to_thread.run_sync(self._learn, drawn)
+        published = await self._publish([group.group.id for group in drawn])
+        done = time.monotonic()
+        self._gossip.stepped(done - start, len(self._roster.members))
+        self._records.add(
+            StepRecord(
+                step=published.message.step,
+                policy_step=head.message.step,
+                version=published.message.version,
+                head=published.id,
+                reward=figures.reward,
+                spread=statistics.pstdev(rewards),
+                loss=figures.loss,
+                entropy=figures.tally.mean_entropy,
+                clip_share=figures.tally.clip_share,
+                mismatch_kl=figures.tally.mismatch_kl,
+                effective_sample_share=figures.tally.effective_sample_share,
+                gradient_norm=figures.gradient_norm,
+                tokens=sum(group.group.message.token_count for group in drawn),
+                groups=tuple(_trained(group) for group in drawn),
+                dropped=dict(self._buffer.dropped + self._refused),
+                waited_seconds=ready - start,
+                step_seconds=done - ready,
+                at_seconds=done - self._began,
+            )
+        )
+
+    def _learn(self, drawn: Sequence[Admitted]) -> tuple[StepFigures, list[float]]:
+        """One optimiser step, in a thread. Every reward is computed here, whatever was claimed."""
+        batch, rewards = [], []
+        for admitted in drawn:
+            group = admitted.group.message
+            completions = []
+            for completion in group.completions():
+                rewards.append(self._run.score(admitted.prompt, completion.ids).value)
+                completions.append(SampledCompletion(completion.ids, completion.logprobs, rewards[-1]))
+            batch.append(TrainingGroup(group.prompt_ids(), completions))
+        return self._step.step(batch), rewards
+
+    async def _publish(self, trained: Sequence[bytes]) -> Opened[WeightsHead]:
+        """Sign the next version and let everybody know. Its blobs can be had before its head is heard of."""
+        self._roster = self._desk.roster()
+        made = await trio.to_thread.run_sync(self._make, trained, self._roster)
+        self._blobs.keep(made.head.id, made.blobs)
+        self._admission.published(made.head, self._roster)
+        await self._network.publish(topics.topic(self._run.id, topics.HEADS), made.head.sealed)
+        return made.head
+
+    def _make(self, trained: Sequence[bytes], roster: Roster) -> Publication:
+        state = {
+            name: TensorBytes(
+                "bf16", tuple(tensor.shape), tensor.contiguous().view(torch.uint8).numpy().tobytes()
+            )
+            for name, tensor in self._step.published().items()
+        }
+        return self._publisher.publish(state, step=self._step.version, roster=roster, groups=trained)
+
+
+def _trained(group: Admitted) -> TrainedGroup:
+    message = group.group.message
+    return TrainedGroup(group.group.id, group.group.signer, message.slot, message.heads[0], group.step)

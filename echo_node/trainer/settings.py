@@ -1,0 +1,64 @@
+"""The numbers of a run's algorithm, from the manifest's parameters to those of the step. Unknown names are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from echo_node.errors import ConfigError, boundary
+from echo_node.trainer.grpo import GrpoSettings
+from echo_node.trainer.step import StepSettings
+from protocol import Manifest
+
+DEFAULT_BATCH = 32
+_FROM_ELSEWHERE = {"temperature", "vocab_size", "grpo"}
+"""Fields of the step that the manifest says in other places."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """What a trainer needs to know of its run."""
+
+    batch_groups: int
+    step: StepSettings
+
+
+def training_settings(manifest: Manifest) -> TrainingSettings:
+    """Read the algorithm of a manifest."""
+    if (manifest.algorithm.name, manifest.algorithm.version) != ("grpo", "1"):
+        told = f"{manifest.algorithm.name} {manifest.algorithm.version}"
+        raise ConfigError(f"the run's algorithm is {told}; this node has grpo 1", advice="upgrade this node")
+    params = dict(manifest.algorithm.params)
+    batch = params.pop("batch_groups", DEFAULT_BATCH)
+    if not isinstance(batch, int) or not 1 <= batch <= 4096:
+        raise ConfigError(f"batch_groups is {batch!r}, not a whole number from 1 to 4096")
+    grpo = _take(params, GrpoSettings, set())
+    step = _take(params, StepSettings, _FROM_ELSEWHERE)
+    if params:
+        raise ConfigError(f"the algorithm has no number called {', '.join(sorted(params))}")
+    with boundary(ConfigError, "reading the numbers of the algorithm"):
+        return TrainingSettings(
+            batch_groups=batch,
+            step=StepSettings(
+                **step,
+                temperature=manifest.sampling.temperature,
+                vocab_size=manifest.model.vocab_size,
+                grpo=GrpoSettings(**grpo),
+            ),
+        )
+
+
+def _take(params: dict[str, Any], cls: type, leave: set[str]) -> dict[str, Any]:
+    """The parameters that belong to a class, of the types that its defaults have."""
+    taken = {}
+    fields: Mapping[str, Any] = {field.name: field for field in dataclasses.fields(cls)}
+    for name in sorted((fields.keys() - leave) & params.keys()):
+        value, default = params.pop(name), fields[name].default
+        value = tuple(value) if isinstance(value, list) else value
+        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not type(default):
+            raise ConfigError(f"{name} is {value!r}, not of the type of its default {default!r}")
+        taken[name] = value
+    return taken

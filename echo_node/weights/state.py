@@ -1,0 +1,92 @@
+"""The canonical state: named tensors as bytes, in the order of their names, flat, cut into chunks that are hashed.
+
+It reads and writes safetensors, which is what anchors are. It knows no torch: a tensor is a type, a shape and bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import safetensors
+
+from echo_node.engine.base import Dtype, TensorBytes
+from echo_node.errors import PeerError, boundary
+from protocol import Layout, blob_id, limits, merkle_root
+from protocol.weights import ELEMENT_TYPES, TensorEntry
+
+_FROM_FILE: Final[dict[str, Dtype]] = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
+
+
+State = Mapping[str, TensorBytes]
+"""Tensors by their names in the model's own files; tied weights stand once."""
+
+
+def layout_of(state: State) -> Layout:
+    """What the manifest fixes of a state: names, types and shapes."""
+    return Layout(tuple(TensorEntry(name, state[name].dtype, state[name].shape) for name in sorted(state)))
+
+
+def chunks(state: State) -> Iterator[bytes]:
+    """The flat state in pieces of so many elements, whatever tensors they belong to."""
+    waiting: list[bytes] = []
+    room = limits.CHUNK_ELEMENTS
+    for name in sorted(state):
+        tensor = state[name]
+        size, at = ELEMENT_TYPES[tensor.dtype], 0
+        while at < len(tensor.data):
+            piece = bytes(tensor.data[at : at + room * size])
+            waiting.append(piece)
+            at += len(piece)
+            room -= len(piece) // size
+            if room == 0:
+                yield b"".join(waiting)
+                waiting, room = [], limits.CHUNK_ELEMENTS
+    if waiting:
+        yield b"".join(waiting)
+
+
+def chunk_hashes(state: State) -> list[bytes]:
+    return [blob_id(chunk) for chunk in chunks(state)]
+
+
+def root_of(state: State) -> bytes:
+    """What a head says of the whole state."""
+    return merkle_root(chunk_hashes(state))
+
+
+def write_safetensors(state: State) -> bytes:
+    """An anchor, as `transformers` opens it. The file is written here, and not by the library, since its hash is in the
+    head: the same state must give the same bytes whatever version of a library is installed."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in sorted(state):
+        tensor = state[name]
+        end = at + len(tensor.data)
+        header[name] = {"dtype": tensor.dtype.upper(), "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join((len(text).to_bytes(8, "little"), text, *(state[name].data for name in sorted(state))))
+
+
+def read_safetensors(data: bytes) -> dict[str, TensorBytes]:
+    """The tensors of an anchor. The library checks the header; types that the wire does not have are refused."""
+    with boundary(PeerError, "reading weights as safetensors"):
+        entries: Any = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+    state = {}
+    for name, entry in entries:
+        if entry["dtype"] not in _FROM_FILE:
+            raise PeerError(
+                f"tensor {name[:64]!r} has the type {entry['dtype']!r}, which the chain does not carry"
+            )
+        state[name] = TensorBytes(_FROM_FILE[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"]))
+    return dict(sorted(state.items()))
+
+
+def pieces(data: bytes, count: int) -> list[bytes]:
+    """Bytes in so many pieces of nearly one size, none of them empty unless there are too few bytes."""
+    cuts = [len(data) * index // count for index in range(count + 1)]
+    return [data[a:b] for a, b in itertools.pairwise(cuts)]

@@ -1,0 +1,259 @@
+"""The loss against an independent reference: float64, one token at a time, written from the formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from echo_node.trainer.grpo import GrpoSettings, GrpoTally, advantages, grpo_loss
+
+
+def reference_loss(settings, case):
+    """The loss, one token at a time."""
+    terms = []
+    for row, advantage in enumerate(case["advantage"]):
+        tokens = [t for t in range(case["mask"].shape[1]) if case["mask"][row, t]]
+        ratios = {t: math.exp(case["log_probs"][row, t] - case["mu"][row, t]) for t in tokens}
+        if not tokens or any(ratio < settings.veto for ratio in ratios.values()):
+            continue
+        of_row = []
+        for t in tokens:
+            clipped = min(max(ratios[t], settings.clip_low), settings.clip_high)
+            term = -min(ratios[t] * advantage, clipped * advantage)
+            term -= settings.entropy * case["entropies"][row, t]
+            if settings.kl:
+                away = case["reference"][row, t] - case["log_probs"][row, t]
+                term += settings.kl * (math.exp(away) - away - 1)
+            of_row.append(term)
+        terms.append(of_row)
+    if not terms:
+        return 0.0
+    if settings.normalise == "sequence":
+        return sum(sum(of_row) / len(of_row) for of_row in terms) / len(terms)
+    return sum(map(sum, terms)) / sum(map(len, terms))
+
+
+def reference_gradient(settings, case, name, nudge=1e-6):
+    """By central differences of the reference."""
+    gradient = np.zeros_like(case[name])
+    for place in np.ndindex(*gradient.shape):
+        up, down = case[name].copy(), case[name].copy()
+        up[place] += nudge
+        down[place] -= nudge
+        higher, lower = (reference_loss(settings, {**case, name: moved}) for moved in (up, down))
+        gradient[place] = (higher - lower) / (2 * nudge)
+    return gradient
+
+
+def on_torch(settings, case, dtype=torch.float64):
+    """Our loss, and its gradients by the log-probabilities and the entropies."""
+    inputs = {name: torch.tensor(value, dtype=dtype) for name, value in case.items() if name != "mask"}
+    inputs["log_probs"].requires_grad_()
+    inputs["entropies"].requires_grad_()
+    result = grpo_loss(settings, mask=torch.tensor(case["mask"]), **inputs)
+    result.loss.backward()
+    return result, inputs["log_probs"].grad, inputs["entropies"].grad
+
+
+def random_case(seed, rows, tokens, *, off_policy=0.5, foul=0.0):
+    draws = np.random.default_rng(seed)
+    log_probs = -draws.exponential(1.0, (rows, tokens))
+    mu = log_probs - draws.normal(0.0, off_policy, (rows, tokens))
+    mu = np.where(draws.random((rows, tokens)) < foul, log_probs + 12.0, mu)  # e^-12 is below the veto
+    return {
+        "log_probs": log_probs,
+        "entropies": draws.random((rows, tokens)),
+        "mu": mu,
+        "mask": np.arange(tokens) < draws.integers(0, tokens + 1, (rows, 1)),
+        "advantage": draws.normal(0.0, 1.0, rows),
+        "reference": log_probs + draws.normal(0.0, 0.3, (rows, tokens)),
+    }
+
+
+some_settings = st.builds(
+    GrpoSettings,
+    clip_low=st.sampled_from([0.0, 0.5, 0.8]),
+    clip_high=st.sampled_from([1.0, 1.28, 4.0]),
+    entropy=st.sampled_from([0.0, 0.01, 0.3]),
+    normalise=st.sampled_from(["token", "sequence"]),
+    veto=st.sampled_from([0.0, 1e-4]),
+    kl=st.sampled_from([0.0, 0.1]),
+)
+some_cases = st.builds(
+    random_case,
+    st.integers(0, 2**32),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    off_policy=st.sampled_from([0.0, 0.2, 1.0]),
+    foul=st.sampled_from([0.0, 0.1]),
+)
+
+
+@given(some_settings, some_cases)
+def test_loss_and_gradient_equal_the_reference(settings, case):
+    ratio = np.exp(case["log_probs"] - case["mu"])
+    edges = (settings.clip_low, settings.clip_high)
+    assume(all(np.abs(ratio - edge).min() > 1e-5 for edge in edges))  # on an edge there are two slopes
+    result, by_log_probs, by_entropies = on_torch(settings, case)
+    assert result.loss.item() == pytest.approx(reference_loss(settings, case), rel=1e-9, abs=1e-9)
+    np.testing.assert_allclose(
+        by_log_probs, reference_gradient(settings, case, "log_probs"), rtol=1e-6, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        by_entropies, reference_gradient(settings, case, "entropies"), rtol=1e-6, atol=1e-6
+    )
+
+
+@given(some_settings, some_cases)
+def test_in_float32_the_loss_is_still_the_reference_to_a_millionth(settings, case):
+    case = {name: value.astype(np.float32) if value.dtype == float else value for name, value in case.items()}
+    result, _, _ = on_torch(settings, case, torch.float32)
+    exact = {name: value.astype(float) if name != "mask" else value for name, value in case.items()}
+    assert result.loss.item() == pytest.approx(reference_loss(settings, exact), rel=1e-6, abs=1e-6)
+
+
+@given(some_settings, some_cases, st.integers(0, 5))
+def test_micro_batches_add_up_to_the_batch(settings, case, cut):
+    whole, _, _ = on_torch(settings, case)
+    parts = []
+    for rows in (slice(None, cut), slice(cut, None)):
+        part = {name: value[rows] for name, value in case.items()}
+        if len(part["advantage"]):
+            parts.append(on_torch(settings, part)[0])
+    total, weight = sum(part.total.item() for part in parts), sum(part.weight for part in parts)
+    assert weight == whole.weight
+    assert total / max(weight, 1) == pytest.approx(whole.loss.item(), abs=1e-12)
+    added = sum((part.tally for part in parts), GrpoTally())
+    assert dataclasses.astuple(added) == pytest.approx(dataclasses.astuple(whole.tally))
+
+
+def single_token(ratio, advantage, settings):
+    case = {
+        "log_probs": np.array([[-1.0]]),
+        "entropies": np.array([[0.0]]),
+        "mu": np.array([[-1.0 - math.log(ratio)]]),
+        "mask": np.array([[True]]),
+        "advantage": np.array([advantage]),
+    }
+    result, gradient, _ = on_torch(settings, case)
+    return result.loss.item(), gradient.item(), result.tally.clip_share
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope", "cut"),
+    [
+        (1.0, 1.0, -1.0, -1.0, 0.0),
+        (1.5, 1.0, -1.28, 0.0, 1.0),  # already likelier than the clip: pushed no further
+        (0.5, 1.0, -0.5, -0.5, 0.0),
+        (0.5, -1.0, 0.8, 0.0, 1.0),  # already unlikelier than the clip: pushed no further
+        (1.5, -1.0, 1.5, 1.5, 0.0),
+        (1.5, 0.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_the_clip_stops_what_has_gone_far_enough_and_nothing_else(ratio, advantage, loss, slope, cut):
+    assert single_token(ratio, advantage, GrpoSettings()) == pytest.approx((loss, slope, cut))
+
+
+def test_a_batch_of_padding_has_no_loss_and_no_gradient():
+    case = random_case(1, 3, 4)
+    case["mask"][:] = False
+    result, by_log_probs, by_entropies = on_torch(GrpoSettings(kl=0.1), case)
+    assert (result.loss.item(), result.weight, result.tally) == (0.0, 0, GrpoTally())
+    assert not by_log_probs.any()
+    assert not by_entropies.any()
+
+
+@pytest.mark.parametrize("rubbish", [math.nan, math.inf, -math.inf])
+def test_whatever_stands_in_the_padding_is_ignored(rubbish):
+    settings, case = GrpoSettings(kl=0.1), random_case(2, 4, 5)
+    case["mask"][0, 3:] = False
+    clean, slope, _ = on_torch(settings, case)
+    for name in ("log_probs", "entropies", "mu", "reference"):
+        case[name] = np.where(case["mask"], case[name], rubbish)
+    soiled, soiled_slope, _ = on_torch(settings, case)
+    assert soiled.loss.item() == clean.loss.item()
+    assert soiled.tally == clean.tally
+    assert torch.equal(slope, soiled_slope)
+
+
+def test_equal_rewards_teach_nothing():
+    case = random_case(3, 3, 4)
+    case["advantage"] = np.array(advantages([1.0, 1.0, 1.0], "normalised"))
+    result, by_log_probs, _ = on_torch(GrpoSettings(entropy=0.0), case)
+    assert result.loss.item() == 0.0
+    assert not by_log_probs.any()
+
+
+def test_a_vetoed_completion_is_as_if_it_had_never_come():
+    for normalise in ("token", "sequence"):
+        settings, case = GrpoSettings(normalise=normalise), random_case(4, 4, 5)
+        case["mask"][:] = True
+        case["mu"][1, 2] = case["log_probs"][1, 2] - math.log(0.99e-4)
+        result, slope, entropy_slope = on_torch(settings, case)
+        others, _, _ = on_torch(settings, {name: np.delete(value, 1, axis=0) for name, value in case.items()})
+        assert (result.tally.vetoed, result.tally.completions, result.tally.tokens) == (1, 4, 15)
+        assert result.loss.item() == pytest.approx(others.loss.item(), abs=1e-12)
+        assert not slope[1].any()
+        assert not entropy_slope[1].any()
+
+
+def test_an_absurd_claim_cannot_make_the_loss_infinite():
+    case = random_case(5, 2, 3)
+    case["mask"][:] = True
+    case["mu"][0, 0] = -1e30
+    for advantage in (-1.0, 1.0):
+        case["advantage"][:] = advantage
+        result, slope, _ = on_torch(GrpoSettings(), case, torch.float32)
+        assert result.loss.isfinite()
+        assert slope.isfinite().all()
+
+
+def test_on_policy_the_figures_say_so():
+    case = random_case(6, 4, 5, off_policy=0.0)
+    case["mask"][0] = True
+    tally = on_torch(GrpoSettings(), case)[0].tally
+    assert (tally.mean_ratio, tally.effective_sample_share) == pytest.approx((1.0, 1.0))
+    assert (tally.mismatch_kl, tally.clip_share, tally.vetoed) == (0.0, 0.0, 0)
+    assert tally.mean_entropy == pytest.approx(case["entropies"][case["mask"]].mean())
+
+
+def test_off_policy_the_figures_equal_their_formulas():
+    case = random_case(7, 4, 5, off_policy=0.5)
+    case["mask"][0] = True
+    tally = on_torch(GrpoSettings(), case)[0].tally
+    log_ratio = (case["log_probs"] - case["mu"])[case["mask"]]
+    ratio = np.exp(log_ratio)
+    assert tally.mean_ratio == pytest.approx(ratio.mean())
+    assert tally.effective_sample_share == pytest.approx(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum()))
+    assert tally.mismatch_kl == pytest.approx((ratio - 1 - log_ratio).mean())
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=16))
+def test_advantages_are_centred_and_those_of_the_normalised_kind_have_spread_one(rewards):
+    centred, normalised = advantages(rewards, "mean"), advantages(rewards, "normalised")
+    assert centred == pytest.approx([reward - np.mean(rewards) for reward in rewards], abs=1e-9)
+    assert sum(normalised) == pytest.approx(0.0, abs=1e-6)
+    if np.std(rewards) > 1e-2:
+        assert np.std(normalised) == pytest.approx(1.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"clip_low": 1.1}, {"clip_high": 0.9}, {"advantage": "max"}, {"normalise": "group"}, {"veto": -1}],
+)
+def test_settings_without_sense_are_refused(wrong):
+    with pytest.raises(ValueError):
+        GrpoSettings(**wrong)
+
+
+def test_a_divergence_without_a_reference_is_refused():
+    case = random_case(8, 1, 1)
+    del case["reference"]
+    with pytest.raises(ValueError, match="reference"):
+        on_torch(GrpoSettings(kl=0.1), case)
