@@ -129,7 +129,11 @@ class SamplerLoop:
         head = None
         while not self._joined.is_set():
             head = await self._puller.wait_for_newer(head.id if head else None)
-            roster = await self._puller.roster(head)
+            try:
+                roster = await self._puller.roster(head)
+            except (PeerError, ProtocolError) as error:
+                log.info("the roster of version %d cannot be had: %s", head.message.version, error)
+                continue
             if roster.find(self._identity.public):
                 self._joined.set()
 
@@ -191,7 +195,7 @@ class SamplerLoop:
                 head, slot = tip, 0
             try:
                 sealed = await self._fill(head, range(slot, slot + self._slots))
-            except (PeerError, EngineStoppedError) as error:
+            except (PeerError, ProtocolError, EngineStoppedError) as error:
                 log.info("version %d could not be sampled: %s", head.message.version, error)
                 await self._puller.wait_for_newer(head.id)
                 continue

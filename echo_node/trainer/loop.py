@@ -58,8 +58,12 @@ class TrainerLoop:
         self._blobs = BlobStore(publications=bound + 2)
         self._desk = JoinDesk(run)
         self._roster = Roster(())
+        self._announced: list[Opened[WeightsHead]] = []
+        """Heads whose blobs can be had."""
         self._buffer = ReplayBuffer(capacity=(bound + 1) * batch, staleness=bound)
-        self._receipts = Receipts(network, identity, run.id, lambda: publisher.tip)
+        self._receipts = Receipts(
+            network, identity, run.id, lambda: self._announced[-1] if self._announced else None
+        )
         self._gossip = GossipSource(run.id, batch, self._buffer, self._receipts, self._judge)
         self._sequential = SequentialSource(network, identity, run.id, batch, self._judge)
         self._refused: Counter[str] = Counter()
@@ -69,7 +73,7 @@ class TrainerLoop:
 
     async def work(self, steps: int, *, first_samplers: int = 1) -> None:
         """Wait for the first samplers, take so many steps, and return; whatever helps on the way ends with it."""
-        heads = HeadServer(lambda: self._publisher.heads)
+        heads = HeadServer(self._announced)
         with (
             self._network.serve(topics.BLOB_STREAM, self._blobs.serve, most=DIGEST_BYTES),
             self._network.serve(topics.CHAIN_STREAM, heads.serve, most=DIGEST_BYTES),
@@ -152,6 +156,7 @@ class TrainerLoop:
         made = await trio.to_thread.run_sync(self._make, trained, self._roster)
         self._blobs.keep(made.head.id, made.blobs)
         self._admission.published(made.head, self._roster)
+        self._announced.append(made.head)
         await self._network.publish(topics.topic(self._run.id, topics.HEADS), made.head.sealed)
         return made.head
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from echo_node.errors import DefectError
 from echo_node.trainer.grpo import GrpoLoss, GrpoSettings, GrpoTally, advantages, grpo_loss
@@ -98,6 +99,7 @@ class TrainStep:
         self, model_folder: Path, settings: StepSettings, *, threads: int, device: str = "auto"
     ) -> None:
         torch.set_num_threads(threads)
+        disable_progress_bar()  # type: ignore[no-untyped-call]
         self.settings = settings
         self.version = 0
         self._device = torch.device(_best_device() if device == "auto" else device)

@@ -5,7 +5,7 @@ Gossip loses messages and newcomers start with nothing, so the chain is never le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from protocol import ZERO, Opened, WeightsHead, canonical, limits
@@ -18,12 +18,12 @@ ANSWER_BYTES: Final = MOST_HEADS * (limits.HEAD_BYTES + limits.ENVELOPE_BYTES + 
 class HeadServer:
     """Answers with the heads that follow one, oldest first, at most so many at once."""
 
-    def __init__(self, heads: Callable[[], Sequence[Opened[WeightsHead]]]) -> None:
+    def __init__(self, heads: Sequence[Opened[WeightsHead]]) -> None:
         self._heads = heads
 
     async def serve(self, _peer: bytes, newest: bytes) -> bytes:
         """`newest` is the id of a head, or 32 zero bytes for none."""
-        heads = self._heads()
+        heads = self._heads
         start = (
             0 if newest == ZERO else next((i + 1 for i, head in enumerate(heads) if head.id == newest), None)
         )

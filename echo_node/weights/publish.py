@@ -43,12 +43,7 @@ class Publisher:
         self._identity = identity
         self._run = run
         self._luck = luck
-        self.heads: list[Opened[WeightsHead]] = []
-        """Everything that was signed, oldest first."""
-
-    @property
-    def tip(self) -> Opened[WeightsHead] | None:
-        return self.heads[-1] if self.heads else None
+        self.tip: Opened[WeightsHead] | None = None
 
     def publish(self, state: State, *, step: int, roster: Roster, groups: Sequence[bytes]) -> Publication:
         """The next version: these weights, trained on these groups, to be sampled by this roster."""
@@ -71,6 +66,5 @@ class Publisher:
             term=1,
             version=tip.message.version + 1 if tip else 0,
         )
-        opened = open_sealed(seal(head, self._identity, self._run), WeightsHead, self._run)
-        self.heads.append(opened)
-        return Publication(opened, {blob_id(data): data for data in (*frames, table, members)})
+        self.tip = open_sealed(seal(head, self._identity, self._run), WeightsHead, self._run)
+        return Publication(self.tip, {blob_id(data): data for data in (*frames, table, members)})
