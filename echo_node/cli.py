@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -88,11 +88,26 @@ def main() -> None:
     try:
         app()
     except EchoError as error:
-        typer.echo(f"echo-node: {error}", err=True)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        _stop_with(error)
+    except BaseExceptionGroup as group:
+        explained, unexplained = group.split(EchoError)
+        if explained is None or unexplained is not None:
+            raise
+        _stop_with(_first(explained))
     except KeyboardInterrupt:
         typer.echo("echo-node: stopped", err=True)
         sys.exit(130)
+
+
+def _first(group: BaseExceptionGroup[EchoError]) -> EchoError:
+    """Tasks that fail together mostly fail for one reason: the first one."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+def _stop_with(error: EchoError) -> NoReturn:
+    typer.echo(f"echo-node: {error}", err=True)
+    sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,159 @@
+"""`echo-node demo` as a person meets it."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from echo_node.config import DemoConfig
+from echo_node.demo.swarm import Demo
+from echo_node.demo.view import line, panel, sparkline, summary
+from echo_node.metrics import Records
+
+ECHO_NODE = str(Path(sys.executable).parent / "echo-node")
+SMALL = ("--steps", "4", "--set", "batch_groups=8", "--set", "group_size=4")
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ECHO_NODE, "demo", *words],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.parametrize("mode", ["sequential", "async"])
+def test_the_demo_ends_with_a_summary_a_picture_and_a_line_of_json(mode, tmp_path):
+    done = run("--mode", mode, "--json", "--out", str(tmp_path), *SMALL)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert set(told) == {"final_reward", "steps", "seconds", "mode", "max_staleness_trained"}
+    assert (told["steps"], told["mode"]) == (4, mode)
+    assert 0 < told["final_reward"] < 1
+    assert told["max_staleness_trained"] <= (4 if mode == "async" else 0)
+    assert "taught the model to reverse five digits" in done.stderr
+    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
+    steps = [json.loads(text) for text in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    assert 'mode = "' + mode in (tmp_path / "config.toml").read_text()
+
+
+def test_without_a_terminal_there_are_plain_lines(tmp_path):
+    done = run("--out", str(tmp_path), *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert re.search(r"step 4/4  reward 0\.\d\d  version 4  staleness \d\.\d", done.stdout)
+    assert not done.stderr
+
+
+def on_a_terminal(words: list[str], **environment: str) -> str:
+    """What the demo writes to a terminal of 80 columns."""
+    parent, child = pty.openpty()
+    os.set_blocking(parent, False)
+    process = subprocess.Popen(
+        [ECHO_NODE, "demo", *words],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "30", **environment},
+    )
+    os.close(child)
+    written = b""
+    while True:
+        ready, _, _ = select.select([parent], [], [], 100)
+        try:
+            piece = os.read(parent, 65536) if ready else b""
+        except OSError:
+            piece = b""
+        if not piece:
+            break
+        written += piece
+    os.close(parent)
+    assert process.wait(timeout=20) == 0
+    return written.decode()
+
+
+def test_the_live_view_fits_80_columns_and_obeys_no_color(tmp_path):
+    coloured = on_a_terminal(["--out", str(tmp_path), *SMALL])
+    plain = on_a_terminal(["--out", str(tmp_path), *SMALL], NO_COLOR="1")
+    assert "echo-node demo, asynchronous push-pull" in coloured
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]", coloured), "colours on a terminal"
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", plain), "none with NO_COLOR"
+    for text in (coloured, plain):
+        for row in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").splitlines():
+            assert len(row) <= 80 or row.startswith(("In ", "Next", "2 samplers", "The curve", "it was")), row
+
+
+@pytest.mark.parametrize("moment", ["starting", "learning"])
+def test_ctrl_c_ends_it_cleanly_within_two_seconds(moment, tmp_path):
+    process = subprocess.Popen(
+        [ECHO_NODE, "demo", "--steps", "5000", "--out", str(tmp_path), "--set", "batch_groups=8"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    record = tmp_path / "steps.jsonl"
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        if moment == "starting" or (record.exists() and record.stat().st_size):
+            break
+        time.sleep(0.05)  # the program writes a file; there is no event to wait for
+    if moment == "starting":
+        time.sleep(1.0)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert time.monotonic() - asked < 10, "two seconds on a quiet machine; the note has the figure"
+    assert process.returncode == 130
+    assert "Traceback" not in out + err
+    if moment == "learning":
+        assert "Stopped." in out
+        assert "it was right" in out, "what was learnt until then is summed up"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--mode", "sideways"], "mode"),
+        (["--steps", "0"], "steps"),
+        (["--samplers", "99"], "samplers"),
+        (["--set", "nothing=1"], "nothing"),
+        (["--set", "novalue"], "name=value"),
+        (["--set", "algorithm.no_such_number=1"], "no_such_number"),
+        (["--config", "not-there.toml"], "not-there.toml"),
+    ],
+)
+def test_bad_words_get_one_clear_line(words, says, tmp_path):
+    done = run(*words, "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_help_teaches():
+    words = run("--help")
+    assert words.returncode == 0
+    for option in ("--mode", "--steps", "--seed", "--json", "--set", "--config", "--samplers", "--out"):
+        assert option in words.stdout
+
+
+def test_the_views_stand_before_the_first_step():
+    demo = Demo(DemoConfig(), Records())
+    assert "starting" in line(demo)
+    assert panel(demo) is not None
+    assert "before its first step" in summary(demo, None)
+    assert sparkline([], 10) == ""
+    assert sparkline([0.0, 0.5, 1.0], 10) == " ▄█"
+    assert len(sparkline([0.5] * 1000, 58)) <= 58

@@ -1,0 +1,153 @@
+"""The whole way of the data, on the in-memory network, proven from records and signatures and not from the code's word."""
+
+import hashlib
+from contextlib import suppress
+
+import pytest
+import trio
+
+from echo_node.config import DemoConfig
+from echo_node.demo.swarm import Demo
+from echo_node.errors import PeerError
+from echo_node.metrics import Records
+from echo_node.net.base import ACCEPT
+from echo_node.net.memory import MemorySwarm
+from protocol import Identity, TrajectoryGroup, WeightsHead, merkle_root, open_sealed, read_batch, topics
+
+
+class Eavesdropper:
+    """A peer that hears all gossip of a run, and so can hold the trainer's records against what was signed."""
+
+    def __init__(self, run):
+        self.run = run
+        self.heads = {}
+        self.groups = {}
+
+    async def listen(self, network, ready):
+        async with (
+            network.subscribe(
+                topics.topic(self.run, topics.HEADS), lambda _: ACCEPT, capacity=100_000
+            ) as heads,
+            network.subscribe(
+                topics.topic(self.run, topics.GROUPS), lambda _: ACCEPT, capacity=100_000
+            ) as groups,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(self._hear_heads, heads)
+            nursery.start_soon(self._hear_groups, groups)
+            ready.set()
+
+    async def _hear_heads(self, inbox):
+        with suppress(PeerError):  # the swarm is over
+            async for message in inbox:
+                head = open_sealed(message.data, WeightsHead, self.run)
+                self.heads[head.id] = head
+
+    async def _hear_groups(self, inbox):
+        with suppress(PeerError):
+            async for message in inbox:
+                for envelope in read_batch(message.data):
+                    group = envelope.open(TrajectoryGroup, self.run)
+                    self.groups[group.id] = group
+
+
+async def play(config: DemoConfig, monkeypatch=None) -> tuple[Demo, Eavesdropper]:
+    """Run a demo with somebody listening."""
+    demo = Demo(config, Records())
+    spy = Eavesdropper(demo._open_run().id)
+    joined = MemorySwarm.__aenter__
+
+    async def enter_with_spy(swarm):
+        await joined(swarm)
+        ready = trio.Event()
+
+        async def listen():
+            async with swarm.join(Identity(hashlib.sha256(b"spy").digest())) as network:
+                await spy.listen(network, ready)
+
+        swarm.nursery.start_soon(listen)
+        await ready.wait()
+        return swarm
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemorySwarm, "__aenter__", enter_with_spy)
+        await demo.play()
+    return demo, spy
+
+
+def weights_of(spy: Eavesdropper) -> list[bytes]:
+    """The roots of all versions, in order: equal roots are equal weights, bit for bit."""
+    heads = sorted(spy.heads.values(), key=lambda head: head.message.version)
+    assert [head.message.version for head in heads] == list(range(len(heads)))
+    return [head.message.root for head in heads]
+
+
+def check_commitments(demo: Demo, spy: Eavesdropper) -> None:
+    """Each head commits to exactly the groups that the record of its step names."""
+    assert len(spy.heads) == len(demo.records.steps) + 1
+    for record in demo.records.steps:
+        head = spy.heads[record.head].message
+        assert head.groups == merkle_root(sorted(group.id for group in record.groups))
+        assert (head.step, head.version) == (record.step, record.version)
+
+
+async def test_in_sequential_mode_every_group_is_of_the_steps_own_version():
+    demo, spy = await play(DemoConfig(mode="sequential", steps=4, batch_groups=8, group_size=4))
+    check_commitments(demo, spy)
+    previous = next(head.id for head in spy.heads.values() if head.message.version == 0)
+    for record in demo.records.steps:
+        assert {group.head for group in record.groups} == {previous}, "one head, that of the version before"
+        assert len({group.sampler for group in record.groups}) == 2
+        assert sorted(group.slot for group in record.groups) == sorted([*range(4), *range(4)])
+        assert set(record.staleness) == {0}
+        previous = record.head
+    assert not spy.groups, "nothing is pushed"
+
+
+async def test_with_one_seed_sequential_runs_give_the_same_weights_bit_for_bit():
+    config = DemoConfig(mode="sequential", steps=5, batch_groups=8, group_size=4, seed=3)
+    (first, one), (_, two) = await play(config), await play(config)
+    roots = weights_of(one)
+    assert roots == weights_of(two)
+    assert len(set(roots)) == 6, "and every step changes them"
+    other = config.model_copy(update={"seed": 4})
+    assert weights_of((await play(other))[1])[1:] != roots[1:]
+    assert first.records.steps[0].tokens > 0
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_in_asynchronous_mode_nothing_older_than_the_bound_is_trained_on(staleness):
+    config = DemoConfig(mode="async", steps=12, batch_groups=8, group_size=4, staleness=staleness)
+    demo, spy = await play(config)
+    check_commitments(demo, spy)
+    steps = {head.id: head.message.step for head in spy.heads.values()}
+    used = [group.id for record in demo.records.steps for group in record.groups]
+    assert len(used) == len(set(used)) == 12 * 8, "nothing is used twice"
+    for record in demo.records.steps:
+        for trained in record.groups:
+            group = spy.groups[trained.id]
+            assert group.signer == trained.sampler
+            age = record.step - 1 - steps[group.message.heads[0]]
+            assert 0 <= age <= staleness
+
+
+async def test_importance_weights_are_one_when_the_versions_agree():
+    """The engine's log-probabilities and the trainer's own, of the same weights: the claim is as good as a recomputation."""
+    demo, _ = await play(DemoConfig(mode="sequential", steps=3, batch_groups=8, group_size=4))
+    for record in demo.records.steps:
+        assert record.mismatch_kl < 1e-8, (
+            "mean of r - 1 - log r, about half the square of the weight's distance from 1"
+        )
+        assert record.effective_sample_share > 1 - 1e-6
+        assert record.clip_share == 0
+
+
+async def test_cancelling_ends_everything_at_once():
+    demo = Demo(DemoConfig(mode="async", steps=10_000, batch_groups=8, group_size=4), Records())
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(demo.play)
+            while not demo.records.steps:  # noqa: ASYNC110 - records are plain data and have no event
+                await trio.sleep(0.05)
+            nursery.cancel_scope.cancel()
+    assert demo.records.steps
