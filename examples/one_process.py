@@ -1,6 +1,6 @@
 """A whole swarm in one process: one trainer, two samplers, the in-memory network, the embedded model.
 
-    python examples/one_process.py [STEPS]
+python examples/one_process.py [STEPS]
 """
 
 import sys

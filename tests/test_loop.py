@@ -51,7 +51,7 @@ class Eavesdropper:
                     self.groups[group.id] = group
 
 
-async def play(config: DemoConfig, monkeypatch=None) -> tuple[Demo, Eavesdropper]:
+async def play(config: DemoConfig) -> tuple[Demo, Eavesdropper]:
     """Run a demo with somebody listening."""
     demo = Demo(config, Records())
     spy = Eavesdropper(demo._open_run().id)

@@ -86,8 +86,10 @@ def summary(demo: Demo, picture: str | None) -> str:
     told = [
         f"In {demo.seconds:.0f} s and {len(steps)} steps the swarm taught the model to reverse five digits:",
         f"it was right {first:.0%} of the time at first, and {demo.records.reward():.0%} at the end.",
-        f"{demo.config.samplers} samplers drew {sum(record.tokens for record in steps):,} tokens for it, "
-        f"none of them from a policy more than {demo.records.max_staleness} steps old.",
+        (
+            f"{demo.config.samplers} samplers drew {sum(record.tokens for record in steps):,} tokens for it, "
+            f"none of them from a policy more than {demo.records.max_staleness} steps old."
+        ),
     ]
     if picture:
         told.append(f"The curve is in {picture}.")

@@ -73,7 +73,7 @@ class SamplerLoop:
         self._rollout = Rollout(run, identity, engine)
         self._puller = Puller(network, run.rules)
         self._joined = trio.Event()
-        self._jitter = random.Random(identity.public)
+        self._jitter = random.Random(identity.public)  # noqa: S311 - spreads retries, keeps no secret
         self.pacing = Pacing(unanswered=4 * slots_per_call)
         self.tokens = Rate()
         """Tokens generated, by the second."""

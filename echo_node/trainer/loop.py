@@ -6,7 +6,6 @@ Every step is the same: get a batch, reward it, learn, publish. Where the batch 
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from collections import Counter

@@ -59,7 +59,8 @@ def root_of(state: State) -> bytes:
 
 def write_safetensors(state: State) -> bytes:
     """An anchor, as `transformers` opens it. The file is written here, and not by the library, since its hash is in the
-    head: the same state must give the same bytes whatever version of a library is installed."""
+    head: the same state must give the same bytes whatever version of a library is installed.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name in sorted(state):
