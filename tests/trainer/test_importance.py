@@ -1,0 +1,49 @@
+"""The sampler's claim against the trainer's own recomputation, through the wire: within 1e-4 when the versions agree."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from echo_node.config import DemoConfig
+from echo_node.demo.swarm import Demo
+from echo_node.engine.torch import TorchEngine
+from echo_node.metrics import Records
+from echo_node.run import read_model
+from echo_node.sampler.rollout import Rollout
+from echo_node.trainer.settings import training_settings
+from echo_node.trainer.step import TrainStep
+from protocol import TrajectoryGroup, open_sealed
+from protocol.sampling import probabilities
+
+
+@pytest.fixture(scope="module")
+def groups():
+    """Groups of the embedded model, sealed by a sampler and opened again."""
+    torch.set_num_threads(1)
+    demo = Demo(DemoConfig(), Records())
+    run = demo._open_run()
+    engine = TorchEngine(run.folder)
+    engine.load(bytes(32), read_model(run.folder))
+    sealed = Rollout(run, demo._identity("sampler 0"), engine).fill(bytes(32), range(12), lambda: False)
+    return run, [open_sealed(item, TrajectoryGroup, run.id).message for item in sealed]
+
+
+def test_every_importance_weight_is_within_one_ten_thousandth_of_one(groups):
+    run, opened = groups
+    step = TrainStep(run.folder, training_settings(run.told).step, threads=1)
+    model = AutoModelForCausalLM.from_pretrained(run.folder, dtype=torch.float32).eval()
+    published = {name: tensor.float() for name, tensor in step.published().items()}
+    assert not model.load_state_dict(published, strict=False).unexpected_keys
+    worst = 0.0
+    for group in opened:
+        for completion in group.completions():
+            ids = torch.tensor([[*group.prompt_ids(), *completion.ids]])
+            with torch.no_grad():
+                logits = model(input_ids=ids).logits[0].double().numpy()
+            start = group.prompt_length - 1
+            rows = probabilities(logits[start : start + len(completion.ids)], run.limits.temperature)
+            ours = np.log(rows[np.arange(len(completion.ids)), completion.ids])
+            worst = max(worst, float(np.abs(np.exp(ours - completion.logprobs) - 1).max()))
+    assert worst < 1e-4
+    assert worst > 0, "the comparison is between two computations"
