@@ -35,7 +35,7 @@ test: setup ## the tests (ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
 
 slow: setup ## the long forms of the tests
-	@$(BIN)/python -m pytest -m slow --hypothesis-profile=slow $(ARGS)
+	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: setup ## the gate: format, lint, types, arrows, tests
 	@$(BIN)/ruff format --check .

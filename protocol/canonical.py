@@ -176,20 +176,33 @@ def _bytes(width: int, shorter: int) -> _Reader:
     return read
 
 
-def _text(width: int, shorter: int) -> _Reader:
-    """Strings whose length follows in `width` bytes, or stands in the first byte (width 0)."""
+def _fixed_text(data: bytes, at: int, _depth: int, _left: list[int]) -> tuple[Value, int]:
+    """Strings whose length stands in the first byte: nearly all of them, so they have a reader of their own."""
+    end = at + 1 + (data[at] & 0x1F)
+    if end > len(data):
+        raise _short(data, at, at + 1, end - at - 1)
+    try:
+        return data[at + 1 : end].decode(), end
+    except UnicodeDecodeError:
+        raise _bad_text(at) from None
 
+
+def _text(width: int, shorter: int) -> _Reader:
     def read(data: bytes, at: int, _depth: int, _left: list[int]) -> tuple[Value, int]:
         start = at + 1 + width
-        end = start + (_size(data, at, width, shorter) if width else data[at] & 0x1F)
+        end = start + _size(data, at, width, shorter)
         if end > len(data):
             raise _short(data, at, start, end - start)
         try:
             return data[start:end].decode(), end
         except UnicodeDecodeError:
-            raise BadTextError("a string that is not UTF-8", f"byte {at}") from None
+            raise _bad_text(at) from None
 
     return read
+
+
+def _bad_text(at: int) -> BadTextError:
+    return BadTextError("a string that is not UTF-8", f"byte {at}")
 
 
 def _array(width: int, shorter: int) -> _Reader:
@@ -198,8 +211,9 @@ def _array(width: int, shorter: int) -> _Reader:
         _spend(left, count, depth, at)
         items: list[Value] = []
         at += 1 + width
+        depth += 1
         for _ in range(count):
-            item, at = _READERS[data[at]](data, at, depth + 1, left)
+            item, at = _READERS[data[at]](data, at, depth, left)
             items.append(item)
         return items, at
 
@@ -213,16 +227,17 @@ def _map(width: int, shorter: int) -> _Reader:
         pairs: dict[str, Value] = {}
         previous = None
         at += 1 + width
+        depth += 1
         for _ in range(count):
             place = at
-            key, at = _READERS[data[at]](data, at, depth + 1, left)
+            key, at = _READERS[data[at]](data, at, depth, left)
             if type(key) is not str:
                 raise ForbiddenTypeError("a map key that is not a string", f"byte {place}")
             if at - place > limits.KEY_BYTES:
                 _check_key(key)
             if previous is not None and key <= previous:  # code points sort as their UTF-8 does
                 raise NotCanonicalError(f"key {key!r} after {previous!r}", f"byte {place}")
-            pairs[key], at = _READERS[data[at]](data, at, depth + 1, left)
+            pairs[key], at = _READERS[data[at]](data, at, depth, left)
             previous = key
         return pairs, at
 
@@ -233,7 +248,7 @@ _READERS: Final[list[_Reader]] = [
     *(_constant(number) for number in range(0x80)),
     *[_map(0, -1)] * 16,
     *[_array(0, -1)] * 16,
-    *[_text(0, -1)] * 32,
+    *[_fixed_text] * 32,
     _constant(None),
     _forbidden,
     _constant(False),  # noqa: FBT003 - the value false

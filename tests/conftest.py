@@ -1,4 +1,4 @@
-"""What every test shares: hypothesis profiles, and the rule that no test leaves a process behind."""
+"""What every test shares: the hypothesis profile, and the rule that no test leaves a process behind."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import uuid
 
 import psutil
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile(
-    "slow", max_examples=5_000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("ci")  # `--hypothesis-profile=slow` comes later and wins
+settings.load_profile("ci")
 
 MARK = "ECHO_NODE_TEST_SESSION"
 OF_PYTHON_ITSELF = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # these end with us

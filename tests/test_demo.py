@@ -157,3 +157,24 @@ def test_the_views_stand_before_the_first_step():
     assert sparkline([], 10) == ""
     assert sparkline([0.0, 0.5, 1.0], 10) == " ▄█"
     assert len(sparkline([0.5] * 1000, 58)) <= 58
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("mode", ["sequential", "async"])
+def test_the_whole_demo_learns_with_every_seed(mode, seed, tmp_path):
+    done = subprocess.run(
+        [ECHO_NODE, "demo", "--mode", mode, "--seed", str(seed), "--json", "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    steps = [json.loads(text) for text in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    first = sum(step["reward"] for step in steps[:5]) / 5
+    print(f"{mode} seed {seed}: {first:.2f} at first, {told}")  # noqa: T201 - shown with -s
+    assert 0.2 < first < 0.5
+    assert told["final_reward"] > 0.8
+    assert told["max_staleness_trained"] <= (4 if mode == "async" else 0)

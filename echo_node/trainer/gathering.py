@@ -55,7 +55,7 @@ class GossipSource:
         return drawn
 
     def stepped(self, seconds: float, samplers: int) -> None:
-        """A step has taken so long: tell the samplers the pace."""
+        """A step has taken so long, without the wait for its batch: tell the samplers the pace that would feed it."""
         self._pace = seconds if self._pace is None else _MEMORY * self._pace + (1 - _MEMORY) * seconds
         waiting = len(self._buffer) / self._batch
         eagerness = 1.3 if waiting < 1 else 1.0 if waiting < 2 else 0.7

@@ -113,7 +113,7 @@ class TrainerLoop:
         figures, rewards = await trio.to_thread.run_sync(self._learn, drawn)
         published = await self._publish([group.group.id for group in drawn])
         done = time.monotonic()
-        self._gossip.stepped(done - start, len(self._roster.members))
+        self._gossip.stepped(done - ready, len(self._roster.members))
         self._records.add(
             StepRecord(
                 step=published.message.step,

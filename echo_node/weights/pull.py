@@ -94,6 +94,8 @@ class Puller:
         if route is None or route.codec != ANCHOR_CODEC:
             raise PeerError(f"version {head.message.version} has no anchor that this node can read")
         table = decode(ChunkTable, await self._fetch(head.signer, route.table, limits.TABLE_BYTES))
+        if table.codec != route.codec or sum(frame.size for frame in table) != route.size:
+            raise PeerError(f"the table of version {head.message.version} is not what its head says of it")
         frames = [await self._fetch(head.signer, frame.blob, frame.size) for frame in table]
         return await trio.to_thread.run_sync(self._prove, head, table, b"".join(frames))
 

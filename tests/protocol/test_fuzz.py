@@ -25,3 +25,10 @@ def test_two_hundred_thousand_inputs_bring_out_nothing_but_protocol_errors():
 
 def test_no_input_takes_more_than_a_small_multiple_of_its_size():
     assert sum(fuzz(6_000, seed=7, memory=True).values()) == 6_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_two_million_inputs_over_several_seeds(seed):
+    assert sum(fuzz(400_000, seed=seed).values()) == 400_000

@@ -44,10 +44,11 @@ def every_wire_type() -> dict[str, type]:
     return found
 
 
-@pytest.mark.parametrize("kind", ANY)
-def test_any_message_survives_the_round_trip(kind):
+def round_trips(kind: str, examples: int) -> None:
     @given(ANY[kind])
-    @settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+    @settings(
+        max_examples=examples, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    )
     def round_trip(message):
         data = encode(message)
         again = decode(type(message), data)
@@ -55,6 +56,18 @@ def test_any_message_survives_the_round_trip(kind):
         assert encode(again) == data
 
     round_trip()
+
+
+@pytest.mark.parametrize("kind", ANY)
+def test_any_message_survives_the_round_trip(kind):
+    round_trips(kind, examples=100)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ANY)
+def test_thousands_of_messages_survive_the_round_trip(kind):
+    round_trips(kind, examples=3000)
 
 
 def test_the_spec_and_the_code_have_the_same_types():
