@@ -47,9 +47,12 @@ def encode(value: Value, *, most: int = limits.GROUP_BYTES, items: int = limits.
     return packed
 
 
-def order(value: Value, *, items: int = limits.ITEMS) -> Value:
-    """The same value with its maps in canonical order, once it has been found to be encodable."""
-    return _order(value, 1, [items])
+def order(value: Value, *, items: int = limits.ITEMS, depth: int = 1) -> Value:
+    """The same value with its maps in canonical order, once it has been found to be encodable.
+
+    `depth` is where the value will stand in a larger one.
+    """
+    return _order(value, depth, [items])
 
 
 def decode(data: bytes, *, most: int = limits.GROUP_BYTES, items: int = limits.ITEMS) -> Value:

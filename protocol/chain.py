@@ -17,7 +17,7 @@ from typing import TypeAlias
 from protocol.envelope import Opened
 from protocol.errors import ChainError
 from protocol.manifest import Manifest
-from protocol.weights import TermGrant, WeightsHead
+from protocol.weights import TermGrant, TermVote, WeightsHead
 from protocol.wire import encode
 
 Head: TypeAlias = Opened[WeightsHead]
@@ -63,16 +63,22 @@ class Equivocation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Follower:
-    """What one node holds of the chain. Every method gives a new state, or raises and changes nothing."""
+    """What one node holds of the chain. Every method gives a new state, or raises and changes nothing.
+
+    What a grant is worth never depends on what else was heard before: a key that was caught still counts as a vote, and
+    a caught leader's term is entered and held. Else two nodes that hear the same in another order would part.
+    """
 
     rules: Rules
     heads: tuple[Head, ...] = ()
+    """Versions one after the other, without a gap."""
     term: int = 1
     leader: bytes = b""
-    granted: TermGrant | None = None
-    """The grant of the term; term 1 needs none."""
+    """Who leads the term; nobody, if it is contested."""
+    grants: tuple[TermGrant, ...] = ()
+    """Every grant that was taken, oldest first: one for each term after the first, several where it was contested."""
     revoked: frozenset[bytes] = frozenset()
-    """Keys that were caught, as leaders or as electors: nothing that they sign counts any more."""
+    """Keys that were caught, as leaders or as electors."""
     floor: tuple[int, int, bytes] | None = None
     """Term, version and id of the head that a link vouches for: the chain begins there."""
 
@@ -93,17 +99,18 @@ class Follower:
     def accept(self, head: Head) -> Follower:
         """Append a head, skip one that is held, or revoke its signer if it contradicts one that is held."""
         self._check_belongs(head)
-        if any(head.id == held.id for held in self.heads):
-            return self
         told = head.message
+        same = self._at(told.version)
+        if same is not None and same.id == head.id:
+            return self
         if not self.heads and self.floor:
             return self._begin_at_floor(head, *self.floor)
         if told.term > self.term:
             raise ChainError(
                 "missing-grant", f"a head of term {told.term}, no grant beyond term {self.term} is held"
             )
-        for held in self.heads:
-            proof = Equivocation.between(held, head)
+        for held in (self._at(told.version - 1), same, self._at(told.version + 1)):
+            proof = Equivocation.between(held, head) if held else None
             if proof:
                 return self.convict(proof)
         if told.term < self.term:
@@ -121,29 +128,53 @@ class Follower:
         """Enter the next term. `branch` leads from a head that is held to the grant's base, if that is not held."""
         self._check_grant(grant)
         vote = grant.vote
-        if self.granted is not None and vote.term == self.term and encode(vote) != encode(self.granted.vote):
-            return self._contest(grant, self.granted)
+        if rivals := [held for held in self.grants if held.vote.term == vote.term == self.term]:
+            return self._contest(grant, rivals)
         if vote.term <= self.term:
             raise ChainError("old-term", f"a grant for term {vote.term}, this node is in term {self.term}")
         if vote.term != self.term + 1:
             raise ChainError(
                 "missing-grant", f"a grant for term {vote.term}, the one for {self.term + 1} is missing"
             )
-        heads = self._heads_to(vote.base, branch)
-        return dataclasses.replace(self, heads=heads, term=vote.term, leader=vote.leader, granted=grant)
+        heads = self.heads_to(vote.base, branch)
+        return dataclasses.replace(
+            self, heads=heads, term=vote.term, leader=vote.leader, grants=(*self.grants, grant)
+        )
 
     def convict(self, proof: Equivocation) -> Follower:
         """Revoke a key, and go back to below its lie unless a grant has since settled the matter."""
-        if Equivocation.between(proof.first, proof.second) is None:
+        made = Equivocation.between(proof.first, proof.second)
+        if made is None:
             raise ChainError("no-proof", "two heads that do not exclude each other")
-        self._check_belongs(proof.first)
-        told, liar = proof.first.message, proof.first.signer
+        self._check_belongs(made.first)
+        self._check_belongs(made.second)
+        told, liar = made.first.message, made.first.signer
         kept = self.heads
         if told.term == self.term and liar == self.leader:
             kept = tuple(head for head in kept if self._stands_before(head, told))
         if len(kept) == len(self.heads) and liar in self.revoked:
             return self
         return dataclasses.replace(self, heads=kept, revoked=self.revoked | {liar})
+
+    def heads_to(self, base: bytes, branch: Sequence[Head] = ()) -> tuple[Head, ...]:
+        """The heads up to a base, on our branch or on the one that is shown to us."""
+        for index, held in enumerate(self.heads):
+            if held.id == base:
+                return self.heads[: index + 1]
+        if not branch or branch[-1].id != base:
+            raise ChainError("gap", "the base head is not held: fetch the heads that lead to it")
+        kept = self._heads_before(branch[0])
+        for head in branch:
+            self._check_belongs(head)
+            if kept:
+                self._check_linked(kept[-1], head)
+            kept = (*kept, head)
+        return kept
+
+    def _at(self, version: int) -> Head | None:
+        """The head of a version, if it is held."""
+        index = version - self.heads[0].message.version if self.heads else -1
+        return self.heads[index] if 0 <= index < len(self.heads) else None
 
     def _stands_before(self, head: Head, lie: WeightsHead) -> bool:
         vouched_for = self.floor is not None and head.id == self.floor[2]
@@ -162,29 +193,29 @@ class Follower:
         voters = {ballot.elector for ballot in grant.ballots}
         if not voters <= set(self.rules.electors):
             raise ChainError("not-elector", "a ballot of a key that is no elector")
-        if len(voters - self.revoked) < self.rules.majority:
-            raise ChainError(
-                "no-majority", f"{len(voters - self.revoked)} of {len(self.rules.electors)} electors"
-            )
+        if len(voters) < self.rules.majority:
+            raise ChainError("no-majority", f"{len(voters)} of {len(self.rules.electors)} electors")
         if grant.vote.leader not in self.rules.trainers:
             raise ChainError("not-trainer", "a grant to a key that is no trainer")
-        if grant.vote.leader in self.revoked:
-            raise ChainError("revoked", "a grant to a key that was caught in a lie")
 
-    def _contest(self, grant: TermGrant, held: TermGrant) -> Follower:
+    def _contest(self, grant: TermGrant, rivals: Sequence[TermGrant]) -> Follower:
         """Two majorities for one term: whoever voted twice is revoked, and nobody leads the term."""
-        twice = {ballot.elector for ballot in grant.ballots} & {ballot.elector for ballot in held.ballots}
-        if not self.leader and twice <= self.revoked:
-            return self
+        body = encode(grant.vote)
+        if any(encode(held.vote) == body for held in rivals):
+            raise ChainError("old-term", f"the grant of term {self.term} is held")
+        voters = {ballot.elector for ballot in grant.ballots}
+        twice = {ballot.elector for held in rivals for ballot in held.ballots} & voters
         kept = tuple(head for head in self.heads if head.message.term < self.term)
-        return dataclasses.replace(self, heads=kept, leader=b"", revoked=self.revoked | twice)
+        return dataclasses.replace(
+            self, heads=kept, leader=b"", grants=(*self.grants, grant), revoked=self.revoked | twice
+        )
 
     def _begin_at_floor(self, head: Head, term: int, version: int, wanted: bytes) -> Follower:
         if order(head) < (term, version):
             raise ChainError(
                 "below-link", f"version {head.message.version} is older than the link's {version}"
             )
-        if head.id != wanted:
+        if head.id != wanted or order(head) != (term, version):
             raise ChainError("gap", f"the link's head, version {version}, has to come first")
         return dataclasses.replace(self, heads=(head,), term=term, leader=head.signer)
 
@@ -207,21 +238,6 @@ class Follower:
         if newest.term < told.term and told.anchor is None:
             raise ChainError("no-anchor", "the first head of a term without an anchor")
 
-    def _heads_to(self, base: bytes, branch: Sequence[Head]) -> tuple[Head, ...]:
-        """The heads up to a grant's base, on our branch or on the one that is shown to us."""
-        for index, held in enumerate(self.heads):
-            if held.id == base:
-                return self.heads[: index + 1]
-        if not branch or branch[-1].id != base:
-            raise ChainError("gap", "the grant's base head is not held: fetch the heads that lead to it")
-        kept = self._heads_before(branch[0])
-        for head in branch:
-            self._check_belongs(head)
-            if kept:
-                self._check_linked(kept[-1], head)
-            kept = (*kept, head)
-        return kept
-
     def _heads_before(self, first: Head) -> tuple[Head, ...]:
         """The heads that a branch leaves standing."""
         if not self.heads and self.floor is None and first.message.version == 0:
@@ -232,43 +248,46 @@ class Follower:
         for index, held in enumerate(self.heads):
             if held.id == first.message.previous:
                 return self.heads[: index + 1]
-        raise ChainError("gap", "the branch to the grant's base does not start at a head that is held")
+        raise ChainError("gap", "the branch to the base does not start at a head that is held")
 
     def _check_linked(self, before: Head, head: Head) -> None:
-        """A branch goes on under one leader, or enters the current term at that term's base."""
+        """A branch goes on under one leader, or enters another term at the base of a grant that is held for it."""
         one, two = before.message, head.message
         if two.previous != before.id or two.version != one.version + 1 or two.step < one.step:
-            raise ChainError("wrong-base", "the branch to the grant's base is not a chain")
+            raise ChainError("wrong-base", "the branch to the base is not a chain")
         goes_on = (two.term, head.signer) == (one.term, before.signer)
-        base = self.granted.vote.base if self.granted else None
-        enters = (two.term, head.signer, before.id) == (self.term, self.leader, base)
+        entering = (two.term, head.signer, before.id)
+        enters = any((held.vote.term, held.vote.leader, held.vote.base) == entering for held in self.grants)
         if not goes_on and not enters:
-            raise ChainError("wrong-base", "the branch to the grant's base changes hands without a grant")
+            raise ChainError("wrong-base", "the branch to the base changes hands without a grant")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Elector:
-    """What an elector must remember, on disk before its vote leaves: one vote per term."""
+    """What an elector must remember, on disk before its vote leaves: the bytes of its one vote per term."""
 
-    voted: dict[int, tuple[bytes, bytes]] = dataclasses.field(default_factory=dict)
-    """Per term the leader and base that it voted for."""
+    voted: dict[int, bytes] = dataclasses.field(default_factory=dict)
 
-    def vote(self, follower: Follower, term: int, leader: bytes, base: Head, *, lease_over: bool) -> Elector:
-        """Agree to a candidate, or say why not."""
+    def vote(
+        self, follower: Follower, vote: TermVote, branch: Sequence[Head] = (), *, lease_over: bool
+    ) -> Elector:
+        """Agree to a candidate, or say why not. `branch` shows the way to the base, if this elector does not hold it."""
         if not lease_over:
             raise ChainError("lease", "the leader's lease has not run out")
-        if term != follower.term + 1:
-            raise ChainError("old-term", f"a candidate for term {term}, the next one is {follower.term + 1}")
-        if self.voted.get(term, (leader, base.id)) != (leader, base.id):
-            raise ChainError("voted", f"this elector has given its vote of term {term}")
-        if leader not in follower.rules.trainers or leader in follower.revoked:
+        if vote.term != follower.term + 1:
+            raise ChainError(
+                "old-term", f"a candidate for term {vote.term}, the next one is {follower.term + 1}"
+            )
+        if self.voted.get(vote.term, encode(vote)) != encode(vote):
+            raise ChainError("voted", f"this elector has given its vote of term {vote.term}")
+        if vote.leader not in follower.rules.trainers or vote.leader in follower.revoked:
             raise ChainError("not-trainer", "a candidate that is no trainer, or was caught equivocating")
-        tip = follower.tip
-        if tip is not None and order(base) < order(tip):
+        base = follower.heads_to(vote.base, branch)[-1]
+        if follower.tip is not None and order(base) < order(follower.tip):
             raise ChainError(
                 "behind", "a candidate whose newest head is older than one that this elector holds"
             )
-        return dataclasses.replace(self, voted={**self.voted, term: (leader, base.id)})
+        return dataclasses.replace(self, voted={**self.voted, vote.term: encode(vote)})
 
 
 def order(head: Head) -> tuple[int, int]:

@@ -29,6 +29,8 @@ Load: TypeAlias = Callable[[Any], Any]
 # Characters that move the cursor, end a line or turn the direction of text: no text for people may hold them.
 _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _SHOWN: Final = 48
+_FREE_MAP_DEPTH: Final = 3
+"""The deepest place of a free map, that of a contract's parameters in a manifest: no map may be too deep for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -201,7 +203,7 @@ def free_map(most: int) -> Codec:
     """A map whose keys this layer does not know: parameters, and the ignorable `ext`."""
 
     def bounded(value: Any) -> Value:
-        ordered = canonical.order(value)
+        ordered = canonical.order(value, depth=_FREE_MAP_DEPTH)
         size = len(canonical.pack(ordered))
         if size > most:
             raise OutOfRangeError(f"{size} bytes, at most {most} are allowed")

@@ -119,22 +119,22 @@ class TrajectoryGroup:
             self._check_spans()
 
     def _check_spans(self) -> None:
-        starts = [0, *itertools.accumulate(self.lengths)]
-        for span in self.spans:
-            if (
-                span.completion >= len(self.lengths)
-                or span.start + span.length > self.lengths[span.completion]
-            ):
-                raise InconsistentError("a span beyond its completion", "spans")
-            place = LOGPROB_BYTES * (starts[span.completion] + span.start)
-            if span.head is None and any(self.logprobs[place : place + LOGPROB_BYTES * span.length]):
-                raise InconsistentError("log-probabilities on the environment's tokens", "spans")
         for before, span in itertools.pairwise(self.spans):
             end, start = (before.completion, before.start + before.length), (span.completion, span.start)
             if start < end:
                 raise InconsistentError("spans that overlap or are out of order", "spans")
             if start == end and before.head == span.head:
                 raise InconsistentError("two spans that are one", "spans")
+        starts = [0, *itertools.accumulate(self.lengths)]
+        for span in self.spans:  # they do not overlap, so no byte is looked at twice
+            if (
+                span.completion >= len(self.lengths)
+                or span.start + span.length > self.lengths[span.completion]
+            ):
+                raise InconsistentError("a span beyond its completion", "spans")
+            place = LOGPROB_BYTES * (starts[span.completion] + span.start)
+            if span.head is None and self.logprobs[place : place + LOGPROB_BYTES * span.length].strip(b"\0"):
+                raise InconsistentError("log-probabilities on the environment's tokens", "spans")
         for index in {span.completion for span in self.spans}:
             drawn = [stretch.head for stretch in self.stretches(index) if stretch.head is not None]
             if drawn != sorted(drawn):

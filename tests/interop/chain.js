@@ -30,7 +30,7 @@ export class Follower {
     this.heads = []
     this.term = 1
     this.leader = this.manifest.trainers[0]
-    this.grant = null
+    this.grants = []
     this.contested = false
     this.revoked = new Set()
   }
@@ -72,9 +72,9 @@ export class Follower {
     }
     const { term } = head.record
     if (term > this.term) refuseByRule('missing-grant', `term ${term}`)
-    const excluded = this.heads.filter((held) => excludeEachOther(held, head))
-    if (excluded.length > 0) {
-      for (const held of excluded) this.convict(held, head)
+    const excluded = this.heads.find((held) => excludeEachOther(held, head))
+    if (excluded !== undefined) {
+      this.convict(excluded, head)
       return
     }
     if (term < this.term) refuseByRule('old-term', `term ${term}`)
@@ -91,7 +91,9 @@ export class Follower {
     if (term < this.link.term || (term === this.link.term && version < this.link.version)) {
       refuseByRule('below-link', 'older than the head of the link')
     }
-    if (!this.isLinked(head)) refuseByRule('gap', 'not the head of the link')
+    if (!this.isLinked(head) || term !== this.link.term || version !== this.link.version) {
+      refuseByRule('gap', 'not the head of the link')
+    }
     this.heads = [head]
     this.term = term
     this.leader = head.signer
@@ -136,8 +138,10 @@ export class Follower {
   hearGrant(bytes, sealedBranch = []) {
     const grant = this.openGrant(bytes)
     const { vote } = grant.record
-    if (vote.term === this.term && this.grant !== null && !equal(grant.vote, this.grant.vote)) {
-      this.contest(grant)
+    const rivals = this.grants.filter((held) => held.record.vote.term === this.term)
+    if (vote.term === this.term && rivals.some((held) => equal(held.vote, grant.vote))) refuseByRule('old-term', 'it is held')
+    if (vote.term === this.term && rivals.length > 0) {
+      this.contest(grant, rivals)
       return
     }
     if (vote.term <= this.term) refuseByRule('old-term', `term ${vote.term}`)
@@ -146,7 +150,7 @@ export class Follower {
     this.heads = base >= 0 ? this.heads.slice(0, base + 1) : this.graft(vote.base, sealedBranch.map((each) => this.openHead(each)))
     this.term = vote.term
     this.leader = vote.leader
-    this.grant = grant
+    this.grants.push(grant)
     this.contested = false
   }
 
@@ -162,16 +166,17 @@ export class Follower {
     const { electors } = this.manifest.terms
     const voters = record.ballots.map((ballot) => ballot.elector)
     if (!voters.every((voter) => includes(electors, voter))) refuseByRule('not-elector', 'a ballot of no elector')
-    const valid = voters.filter((voter) => !this.isRevoked(voter))
-    if (2 * valid.length <= electors.length) refuseByRule('no-majority', `${valid.length} of ${electors.length}`)
+    if (2 * voters.length <= electors.length) refuseByRule('no-majority', `${voters.length} of ${electors.length}`)
     if (!includes(this.manifest.trainers, record.vote.leader)) refuseByRule('not-trainer', 'the leader is no trainer')
-    if (this.isRevoked(record.vote.leader)) refuseByRule('revoked', 'the leader is revoked')
     return { record, voters, vote: body }
   }
 
   /** Two grants for one term: who signed both is revoked, and nobody leads the term. */
-  contest(grant) {
-    for (const voter of grant.voters) if (includes(this.grant.voters, voter)) this.revoked.add(toHex(voter))
+  contest(grant, rivals) {
+    for (const voter of grant.voters) {
+      if (rivals.some((held) => includes(held.voters, voter))) this.revoked.add(toHex(voter))
+    }
+    this.grants.push(grant)
     this.heads = this.heads.filter((held) => held.record.term !== this.term)
     this.contested = true
   }
@@ -201,12 +206,10 @@ export class Follower {
     if (!equal(head.signer, this.manifest.trainers[0])) refuseByRule('not-leader', 'version 0 by another key')
   }
 
-  /** Whether a head of a branch enters the current term, which goes on from the base of its grant. */
+  /** Whether a head of a branch enters a term at the base of a grant that was taken for it. */
   enters(last, head) {
-    return this.grant !== null && !this.contested
-      && head.record.term === this.term
-      && equal(head.signer, this.leader)
-      && equal(last.id, this.grant.record.vote.base)
+    return this.grants.some(({ record: { vote } }) =>
+      vote.term === head.record.term && equal(vote.leader, head.signer) && equal(vote.base, last.id))
   }
 }
 

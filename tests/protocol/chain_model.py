@@ -46,7 +46,7 @@ class World:
     def key(self) -> Any:
         """What tells worlds apart."""
         nodes = tuple(
-            (tuple(h.id for h in n.heads), n.term, n.leader, tuple(sorted(n.revoked)), _vote_key(n.granted))
+            (tuple(h.id for h in n.heads), n.term, n.leader, tuple(sorted(n.revoked)), _vote_keys(n.grants))
             for n in self.nodes.values()
         )
         electors = tuple(tuple(sorted(e.voted.items())) for e in self.electors.values())
@@ -74,8 +74,8 @@ class World:
         return branch
 
 
-def _vote_key(grant: TermGrant | None) -> Any:
-    return grant and (grant.vote.term, grant.vote.leader, grant.vote.base)
+def _vote_keys(grants: tuple[TermGrant, ...]) -> Any:
+    return frozenset((grant.vote.term, grant.vote.leader, grant.vote.base) for grant in grants)
 
 
 def beginning() -> World:
@@ -143,8 +143,8 @@ def _tips(world: World, key: bytes, faults: Faults) -> list[Head]:
     state = world.nodes[key]
     if key != faults.lying_leader:
         return [state.tip] if state.tip and not state.holding else []
-    base = state.granted.vote.base if state.granted else None
-    return [head for head in world.heads if head.message.term == state.term or head.id == base]
+    bases = {grant.vote.base for grant in state.grants if grant.vote.term == state.term}
+    return [head for head in world.heads if head.message.term == state.term or head.id in bases]
 
 
 def _voting(world: World, faults: Faults, terms: int) -> Iterator[tuple[str, World]]:
@@ -159,8 +159,10 @@ def _voting(world: World, faults: Faults, terms: int) -> Iterator[tuple[str, Wor
                 continue
             elector = world.electors[key]
             if key != faults.lying_elector:
+                cast = TermVote(base.id, candidate, term)
                 try:
-                    elector = elector.vote(world.nodes[key], term, candidate, base, lease_over=True)
+                    branch = world.branch_to(base.id, world.nodes[key])
+                    elector = elector.vote(world.nodes[key], cast, branch, lease_over=True)
                 except ChainError:
                     continue
             yield (

@@ -1,10 +1,12 @@
 """The rules of the chain, one by one."""
 
 import dataclasses
+import itertools
+from contextlib import suppress
 
 import pytest
 
-from protocol import ChainError, Elector, Equivocation, Follower, TermGrant
+from protocol import ChainError, Elector, Equivocation, Follower, TermGrant, TermVote
 from protocol.errors import BadSignatureError
 from protocol.weights import cast
 
@@ -233,12 +235,60 @@ def test_a_ballot_for_another_leader_does_not_count():
         follower(zero, one).grant(forged)
 
 
-def test_a_revoked_key_is_not_granted_a_term_and_its_ballot_does_not_count():
+def test_a_term_whose_leader_was_caught_is_entered_and_held():
     zero, one = line(1)
-    state = follower(zero, one).convict(Equivocation(one, after(zero, "twin")))
-    refused("revoked", lambda: state.grant(grant(zero.id, TRAINER)))
-    refused("no-majority", lambda: state.grant(grant(zero.id, voters=(TRAINER, VERIFIER))))
-    assert state.grant(grant(zero.id, voters=(TRAINER, STANDBY, VERIFIER))).leader == STANDBY.public
+    caught = follower(zero, one).convict(Equivocation(one, after(zero, "twin")))
+    entered = caught.grant(grant(zero.id, TRAINER))
+    assert (entered.term, entered.holding) == (2, True)
+    refused("revoked", lambda: entered.accept(after(zero, signer=TRAINER, term=2)))
+    assert not entered.grant(grant(zero.id, STANDBY, 3)).holding
+
+
+def test_what_was_heard_before_does_not_decide_what_a_grant_is_worth():
+    """A key that lies as a leader and votes twice as an elector: whatever comes first, all end in the same place."""
+    zero, one, two = line(2)
+    lie = Equivocation(two, after(one, "twin"))
+    for_standby = grant(one.id, STANDBY, voters=(TRAINER, STANDBY))
+    for_itself = grant(one.id, TRAINER, voters=(TRAINER, VERIFIER))
+    first = after(one, signer=STANDBY, term=2)
+    ends = set()
+    for order in itertools.permutations((for_standby, for_itself, lie, first)):
+        state = follower(zero, one)
+        for _ in range(2):
+            for heard in order:
+                with suppress(ChainError):
+                    state = _tell(state, heard)
+        ends.add((state.term, state.leader, state.tip.id, state.revoked))
+        assert state.grant(grant(first.id, STANDBY, 3), [first]).tip == first, "and nobody is stuck"
+    assert ends == {(2, b"", one.id, frozenset({TRAINER.public}))}
+
+
+def _tell(state, heard):
+    if isinstance(heard, TermGrant):
+        return state.grant(heard)
+    return state.convict(heard) if isinstance(heard, Equivocation) else state.accept(heard)
+
+
+def test_a_proof_is_the_same_whichever_head_is_named_first():
+    zero, one, two, three = line(3)
+    denier = after(after(one, "hidden"))
+    state = follower(zero, one, two, three)
+    assert state.convict(Equivocation(two, denier)) == state.convict(Equivocation(denier, two))
+    foreign = after(one, "twin", layout=name("another layout"))
+    for pair in ((two, foreign), (foreign, two)):
+        refused("wrong-layout", lambda pair=pair: state.convict(Equivocation(*pair)))
+
+
+def test_a_long_chain_is_followed_at_a_steady_pace():
+    """A head is compared with its neighbours alone, however long the chain is: counted, not timed."""
+    heads = line(300)
+    state = follower(*heads)
+    looked_at = []
+    between = Equivocation.between
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Equivocation, "between", lambda a, b: looked_at.append(a) or between(a, b))
+        state.accept(after(heads[-1]))
+    assert len(looked_at) <= 3
 
 
 def test_two_grants_for_one_term_revoke_who_voted_twice():
@@ -250,7 +300,7 @@ def test_two_grants_for_one_term_revoke_who_voted_twice():
     assert contested.revoked == {VERIFIER.public}
     assert contested.holding
     refused("revoked", lambda: contested.accept(first))
-    refused("no-majority", lambda: contested.grant(grant(two.id, TRAINER, 3, (TRAINER, VERIFIER))))
+    refused("old-term", lambda: contested.grant(grant(two.id)))
     assert contested.grant(grant(two.id, TRAINER, 3, (TRAINER, STANDBY))).leader == TRAINER.public
 
 
@@ -285,19 +335,31 @@ def test_a_link_into_a_later_term_brings_its_leader():
     assert state.accept(after(first)).tip.message.version == 4
 
 
+def vote(term=2, leader=STANDBY, base=None, **changes):
+    return TermVote(base=base.id, leader=leader.public, term=term, **changes)
+
+
 def test_an_elector_votes_once_and_only_forward():
     zero, one, two = line(2)
     state = follower(zero, one)
     elector = Elector()
-    refused("lease", lambda: elector.vote(state, 2, STANDBY.public, one, lease_over=False))
-    refused("behind", lambda: elector.vote(state, 2, STANDBY.public, zero, lease_over=True))
-    refused("old-term", lambda: elector.vote(state, 3, STANDBY.public, one, lease_over=True))
-    refused("not-trainer", lambda: elector.vote(state, 2, VERIFIER.public, one, lease_over=True))
-    voted = elector.vote(state, 2, STANDBY.public, two, lease_over=True)
-    assert voted.vote(state, 2, STANDBY.public, two, lease_over=True) == voted, (
-        "the same vote may be repeated"
-    )
-    refused("voted", lambda: voted.vote(state, 2, TRAINER.public, two, lease_over=True))
-    refused("voted", lambda: voted.vote(state, 2, STANDBY.public, one, lease_over=True))
+    refused("lease", lambda: elector.vote(state, vote(base=one), lease_over=False))
+    refused("behind", lambda: elector.vote(state, vote(base=zero), lease_over=True))
+    refused("old-term", lambda: elector.vote(state, vote(3, base=one), lease_over=True))
+    refused("not-trainer", lambda: elector.vote(state, vote(leader=VERIFIER, base=one), lease_over=True))
+    voted = elector.vote(state, vote(base=two), [two], lease_over=True)
+    assert voted.vote(state, vote(base=two), [two], lease_over=True) == voted, "the same vote may be repeated"
+    for other in (vote(leader=TRAINER, base=two), vote(base=one), vote(base=two, ext={"a": 1})):
+        refused("voted", lambda other=other: voted.vote(state, other, [two], lease_over=True))
     caught = state.convict(Equivocation(one, after(zero, "twin")))
-    refused("not-trainer", lambda: elector.vote(caught, 2, TRAINER.public, one, lease_over=True))
+    refused("not-trainer", lambda: elector.vote(caught, vote(leader=TRAINER, base=zero), lease_over=True))
+
+
+def test_an_elector_does_not_vote_for_a_base_that_nobody_can_reach():
+    zero, one, two = line(2)
+    state = follower(zero, one)
+    invented = after(one, version=1_000_000_000)
+    refused("gap", lambda: Elector().vote(state, vote(base=two), lease_over=True))
+    refused("wrong-base", lambda: Elector().vote(state, vote(base=invented), [invented], lease_over=True))
+    foreign = after(one, signer=STRANGER)
+    refused("not-trainer", lambda: Elector().vote(state, vote(base=foreign), [foreign], lease_over=True))
