@@ -26,6 +26,8 @@ class GrpoSettings:
     """The numbers of the loss; a run's manifest fixes them.
 
     clip_low, clip_high  outside of them the ratio π_θ/μ pushes no further
+    dual_clip            what a ratio counts at most where the advantage is negative: μ is a claim, and a claimed μ near
+                         zero would else let one completion own the gradient
     entropy              weight of the bonus for an undecided policy
     advantage            "mean": reward − the group's mean; "normalised": that, divided by the group's spread
     normalise            "token": every token weighs the same; "sequence": every completion weighs the same
@@ -35,6 +37,7 @@ class GrpoSettings:
 
     clip_low: float = 0.8
     clip_high: float = 1.28
+    dual_clip: float = 3.0
     entropy: float = 0.01
     advantage: Literal["mean", "normalised"] = "mean"
     normalise: Literal["token", "sequence"] = "token"
@@ -44,6 +47,8 @@ class GrpoSettings:
     def __post_init__(self) -> None:
         if not 0.0 <= self.clip_low <= 1.0 <= self.clip_high:
             raise ValueError(f"the clip [{self.clip_low}, {self.clip_high}] must hold the ratio 1")
+        if self.dual_clip < self.clip_high:
+            raise ValueError(f"dual_clip {self.dual_clip} must not be below clip_high {self.clip_high}")
         if self.advantage not in {"mean", "normalised"}:
             raise ValueError(f"advantage is 'mean' or 'normalised', not {self.advantage!r}")
         if self.normalise not in {"token", "sequence"}:
@@ -146,7 +151,8 @@ def grpo_loss(
     kept = mask & ~vetoed[:, None]
 
     pushed = advantage[:, None]
-    plain, bounded = ratio * pushed, ratio.clamp(settings.clip_low, settings.clip_high) * pushed
+    capped = torch.where(pushed < 0, ratio.clamp(max=settings.dual_clip), ratio)
+    plain, bounded = capped * pushed, ratio.clamp(settings.clip_low, settings.clip_high) * pushed
     term = -torch.minimum(plain, bounded) - settings.entropy * torch.where(kept, entropies, 0.0)
     if reference is not None and settings.kl:
         away = torch.where(kept, reference - log_probs, 0.0).clamp(max=LARGEST_LOG_RATIO)
@@ -160,7 +166,8 @@ def grpo_loss(
         total, weight = term.sum(), int(lengths.sum())
 
     with torch.no_grad():
-        cut = torch.where(pushed > 0, ratio > settings.clip_high, (ratio < settings.clip_low) & (pushed < 0))
+        outside = (ratio < settings.clip_low) | (ratio > settings.dual_clip)
+        cut = torch.where(pushed > 0, ratio > settings.clip_high, outside & (pushed < 0))
         seen, log_seen = ratio[kept].double(), log_ratio[kept].double()
         tally = GrpoTally(
             completions=int(mask.any(dim=1).sum()),

@@ -25,7 +25,8 @@ def reference_loss(settings, case):
         of_row = []
         for t in tokens:
             clipped = min(max(ratios[t], settings.clip_low), settings.clip_high)
-            term = -min(ratios[t] * advantage, clipped * advantage)
+            pushed = min(ratios[t] * advantage, clipped * advantage)
+            term = -(max(pushed, settings.dual_clip * advantage) if advantage < 0 else pushed)
             term -= settings.entropy * case["entropies"][row, t]
             if settings.kl:
                 away = case["reference"][row, t] - case["log_probs"][row, t]
@@ -80,6 +81,7 @@ some_settings = st.builds(
     GrpoSettings,
     clip_low=st.sampled_from([0.0, 0.5, 0.8]),
     clip_high=st.sampled_from([1.0, 1.28, 4.0]),
+    dual_clip=st.sampled_from([4.0, 5.0, 100.0]),
     entropy=st.sampled_from([0.0, 0.01, 0.3]),
     normalise=st.sampled_from(["token", "sequence"]),
     veto=st.sampled_from([0.0, 1e-4]),
@@ -98,7 +100,7 @@ some_cases = st.builds(
 @given(some_settings, some_cases)
 def test_loss_and_gradient_equal_the_reference(settings, case):
     ratio = np.exp(case["log_probs"] - case["mu"])
-    edges = (settings.clip_low, settings.clip_high)
+    edges = (settings.clip_low, settings.clip_high, settings.dual_clip)
     assume(all(np.abs(ratio - edge).min() > 1e-5 for edge in edges))  # on an edge there are two slopes
     result, by_log_probs, by_entropies = on_torch(settings, case)
     assert result.loss.item() == pytest.approx(reference_loss(settings, case), rel=1e-9, abs=1e-9)
@@ -153,6 +155,7 @@ def single_token(ratio, advantage, settings):
         (0.5, 1.0, -0.5, -0.5, 0.0),
         (0.5, -1.0, 0.8, 0.0, 1.0),  # already unlikelier than the clip: pushed no further
         (1.5, -1.0, 1.5, 1.5, 0.0),
+        (1e6, -1.0, 3.0, 0.0, 1.0),  # a claim that cannot be: it does not own the gradient
         (1.5, 0.0, 0.0, 0.0, 0.0),
     ],
 )
@@ -245,7 +248,14 @@ def test_advantages_are_centred_and_those_of_the_normalised_kind_have_spread_one
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"clip_low": 1.1}, {"clip_high": 0.9}, {"advantage": "max"}, {"normalise": "group"}, {"veto": -1}],
+    [
+        {"clip_low": 1.1},
+        {"clip_high": 0.9},
+        {"dual_clip": 1.0},
+        {"advantage": "max"},
+        {"normalise": "group"},
+        {"veto": -1},
+    ],
 )
 def test_settings_without_sense_are_refused(wrong):
     with pytest.raises(ValueError):
