@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 
 from echo_node.contract import Prompt
+from echo_node.errors import ContractError
 from echo_node.run import Run
 from protocol import Envelope, Opened, ProtocolError, Roster, TrajectoryGroup, WeightsHead
 from protocol.errors import BadSignatureError
@@ -101,7 +102,7 @@ class Admission:
         if slot in self._filled:
             raise _RefusalError("duplicate", f"slot {group.slot} of this sampler and head is filled")
         known = self._known.get(group.heads[0])
-        if known is None:
+        if known is None or not self._known.keys() >= set(group.heads):
             raise _RefusalError("stale", "drawn under a head that is not among the newest")
         self._check_member(known, envelope.signer, group.engine)
         opened = envelope.open(TrajectoryGroup, self._run.id)
@@ -132,7 +133,10 @@ class Admission:
 
     def _check_prompt(self, opened: Opened[TrajectoryGroup]) -> Prompt:
         group = opened.message
-        prompt, ids = self._run.prompt(self._run.slot_key(group.heads[0], opened.signer, group.slot))
+        try:
+            prompt, ids = self._run.prompt(self._run.slot_key(group.heads[0], opened.signer, group.slot))
+        except ContractError as error:  # samplers choose slots: none of them may end the trainer
+            raise _RefusalError("wrong-prompt", f"its slot has no prompt: {error}") from error
         if not np.array_equal(ids, group.prompt_ids()):
             raise _RefusalError("wrong-prompt", "not the prompt of its slot")
         return prompt

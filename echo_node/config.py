@@ -22,7 +22,7 @@ M = TypeVar("M", bound=BaseModel)
 class DemoConfig(BaseModel):
     """A swarm in one program: one trainer and a few samplers on the embedded model."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     mode: Literal["sequential", "async"] = "async"
     steps: int = Field(default=220, ge=1, le=100_000)
@@ -41,7 +41,7 @@ def load_config(model: type[M], file: Path | None = None, overrides: Sequence[st
     told: dict[str, Any] = {}
     if file is not None:
         with boundary(ConfigError, f"reading {file}", advice="it must be a TOML file"):
-            told = tomllib.loads(file.read_text())
+            told = tomllib.loads(file.read_text("utf-8"))
     for word in overrides:
         _set(told, word)
     told |= {name: value for name, value in given.items() if value is not None}
@@ -58,10 +58,10 @@ def write_resolved(config: BaseModel, file: Path) -> None:
     lines, tables = [], []
     for name, value in config.model_dump().items():
         if isinstance(value, dict):
-            tables += [f"\n[{name}]", *(f"{key} = {json.dumps(inner)}" for key, inner in value.items())]
+            tables += [f"\n[{name}]", *(f"{_toml(key)} = {_toml(inner)}" for key, inner in value.items())]
         else:
-            lines.append(f"{name} = {json.dumps(value)}")
-    file.write_text("\n".join([*lines, *tables]) + "\n")
+            lines.append(f"{name} = {_toml(value)}")
+    file.write_text("\n".join([*lines, *tables]) + "\n", "utf-8")
 
 
 def no_color() -> bool:
@@ -69,13 +69,20 @@ def no_color() -> bool:
     return bool(os.environ.get("NO_COLOR"))
 
 
+def _toml(value: Any) -> str:
+    """A plain value, or a quoted key. TOML is JSON here, but for the one character that JSON leaves as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _set(told: dict[str, Any], word: str) -> None:
     path, equals, text = word.partition("=")
     if not equals or not path:
         raise ConfigError(f"--set takes name=value, not {word!r}")
+    with boundary(ConfigError, f"reading --set {word!r}"):
+        word.encode()  # half a character is in nobody's alphabet
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, or a number or nesting without end
         value = text
     *tables, name = path.split(".")
     for table in tables:

@@ -81,7 +81,7 @@ class Records:
     @property
     def max_staleness(self) -> int:
         """The age of the oldest group that was ever trained on."""
-        return max((max(record.staleness) for record in self.steps), default=0)
+        return max((age for record in self.steps for age in record.staleness), default=0)
 
 
 class Rate:

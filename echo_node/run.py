@@ -26,7 +26,7 @@ from echo_node.contract import (
     score_of,
 )
 from echo_node.engine.base import SamplingLimits
-from echo_node.errors import ConfigError, boundary
+from echo_node.errors import ConfigError, PeerError, boundary
 from echo_node.text import Tokenizer
 from echo_node.weights.state import State, layout_of, read_safetensors, root_of
 from protocol import Identity, Manifest, Opened, Rules, blob_id, encode, open_manifest, sampling, seal
@@ -106,16 +106,19 @@ class Run:
         return prompt, self.tokenizer.encode(prompt.text)
 
     def score(self, prompt: Prompt, ids: NDArray[np.int64]) -> Score:
-        """What a completion is worth. The end token is no part of the answer."""
-        ended = len(ids) > 0 and int(ids[-1]) in self.limits.end_tokens
-        return score_of(self.contract, prompt, self.tokenizer.decode(ids[:-1] if ended else ids))
+        """What a completion is worth. The run's end token, if it is the last, is no part of the answer."""
+        return score_of(self.contract, prompt, self.tokenizer.decode(ids, self.limits.end_tokens))
 
 
 def read_model(folder: Path) -> State:
     """The weights of a Hugging Face folder of one file."""
     path = folder / "model.safetensors"
     with boundary(ConfigError, f"reading {path}"):
-        return read_safetensors(path.read_bytes())
+        data = path.read_bytes()
+    try:
+        return read_safetensors(data)
+    except PeerError as error:  # which the reader takes every file for
+        raise ConfigError(f"reading {path}: {error.what}") from error
 
 
 def draft(
@@ -158,7 +161,8 @@ def draft(
         verification=Verification(policy="self", quorum=1, share=0.0),
         verifiers=tuple(verifiers),
     )
-    return seal(manifest, author, ZERO)
+    with boundary(ConfigError, "writing the manifest"):
+        return seal(manifest, author, ZERO)
 
 
 def _describe(folder: Path) -> Model:

@@ -52,7 +52,7 @@ def head(chain):
 
 
 @pytest.fixture
-def admission(run, chain, head):
+def admission(run, head):
     made = Admission(run)
     made.published(head, roster(ANN, BOB))
     return made
@@ -173,7 +173,7 @@ def test_ids_of_another_width_are_over_the_limit(admission, run, head):
     assert refusal(admission.judge(Envelope.parse(seal(wider, ANN, run.id)))) == "over-limit"
 
 
-def test_an_id_outside_the_vocabulary_is_refused_though_its_bits_would_hold_it(chain, run):
+def test_an_id_outside_the_vocabulary_is_refused_though_its_bits_would_hold_it(run):
     narrow = changed_run(run, model=dataclasses.replace(run.told.model, vocab_size=14))
     head = Chain(narrow).next(ANN)
     admission = Admission(narrow)
@@ -260,9 +260,7 @@ def test_a_completion_ends_with_the_end_token_and_only_there_or_at_the_limit(
         assert refusal(admission.judge(envelope(run, head.id, ANN, place, pair))) == "malformed"
 
 
-@pytest.mark.parametrize(
-    ("ids", "finish"), [([END], "end"), ([1, 2, 3, 4, 5, END], "end"), (FULL, "length")]
-)
+@pytest.mark.parametrize(("ids", "finish"), [([END], "end"), ([1, 2, 3, 4, 5, END], "end"), (FULL, "length")])
 def test_every_honest_way_to_end_is_taken(admission, run, head, ids, finish):
     sent = envelope(run, head.id, ANN, 0, [completion(ids, finish)] * 2)
     assert isinstance(admission.judge(sent), Admitted)
@@ -357,7 +355,7 @@ class Choosy(DigitsReverse):
     """A contract with a bug that some keys bring out."""
 
     def prompt(self, key):
-        raise ZeroDivisionError
+        raise ZeroDivisionError(key)
 
 
 def test_a_contract_that_fails_on_a_slot_does_not_end_the_trainer(run, head):

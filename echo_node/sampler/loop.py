@@ -12,10 +12,10 @@ import random
 
 import trio
 
-from echo_node.engine.base import Engine, EngineStoppedError
-from echo_node.errors import ConfigError, PeerError
+from echo_node.engine.base import Engine
+from echo_node.errors import ConfigError, EngineError, PeerError
 from echo_node.metrics import Rate
-from echo_node.net.base import ACCEPT, Message, Network, Validation
+from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
 from echo_node.net.inbox import Inbox
 from echo_node.run import Run
 from echo_node.sampler.pacing import Pacing
@@ -93,19 +93,27 @@ class SamplerLoop:
                 nursery.start_soon(self._push)
 
     def _look_at_head(self, message: Message) -> Validation:
-        open_sealed(message.data, WeightsHead, self._run.id)
-        return ACCEPT
+        return self._look_at(message, WeightsHead)
 
     def _look_at_receipt(self, message: Message) -> Validation:
-        open_sealed(message.data, Receipt, self._run.id, signer=self._puller.follower.leader)
+        return self._look_at(message, Receipt)
+
+    def _look_at(self, message: Message, kind: type[WeightsHead | Receipt]) -> Validation:
+        """Only trainers of the run say such things. Which of them leads is no fault of who passes it on."""
+        envelope = Envelope.parse(message.data)
+        if envelope.signer not in self._run.told.trainers:
+            return Reject("not-trainer")
+        envelope.open(kind, self._run.id)
         return ACCEPT
 
     # The chain
 
     async def _follow(self, heads: Inbox[Message]) -> None:
         async for message in heads:
+            before = self._puller.tip
             await self._hear(message.data)
-            self.pacing.moved_on()
+            if self._puller.tip is not before:
+                self.pacing.moved_on()
 
     async def _hear(self, sealed: bytes) -> None:
         """Follow a head; where some before it were missed, ask the leader for them."""
@@ -195,19 +203,26 @@ class SamplerLoop:
                 head, slot = tip, 0
             try:
                 sealed = await self._fill(head, range(slot, slot + self._slots))
-            except (PeerError, ProtocolError, EngineStoppedError) as error:
-                log.info("version %d could not be sampled: %s", head.message.version, error)
+            except (PeerError, ProtocolError, EngineError) as error:
+                log.warning(
+                    "version %d could not be sampled, waiting for the next: %s", head.message.version, error
+                )
                 await self._puller.wait_for_newer(head.id)
                 continue
             slot += self._slots
             self._count(sealed)
-            self.pacing.sent([Envelope.parse(item).id for item in sealed])
-            for batch in fill_batches(sealed):
+            short = [item for item in sealed if len(item) <= limits.GOSSIP_BYTES - 16]
+            if len(short) < len(sealed):
+                log.warning("%d groups are too long for gossip and stay here", len(sealed) - len(short))
+            self.pacing.sent([Envelope.parse(item).id for item in short])
+            for batch in fill_batches(short):
                 await self._network.publish(topics.topic(self._run.id, topics.GROUPS), batch)
 
     async def _read(self, receipts: Inbox[Message]) -> None:
         async for message in receipts:
-            self.pacing.answered(open_sealed(message.data, Receipt, self._run.id).message)
+            receipt = open_sealed(message.data, Receipt, self._run.id)
+            if receipt.signer == self._puller.follower.leader:
+                self.pacing.answered(receipt.message)
 
     def _count(self, sealed: list[bytes]) -> None:
         groups = [Envelope.parse(item).claim(TrajectoryGroup, self._run.id) for item in sealed]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
+from typing import Final
 
 import trio
 
 from protocol import Receipt
+
+_OLDER: Final = 16
+"""How many times as many groups of older heads are remembered as may be unanswered."""
+_NEARLY_NOTHING: Final = 1e-9
 
 
 class Pacing:
@@ -16,41 +20,68 @@ class Pacing:
     def __init__(self, unanswered: int) -> None:
         self._most = unanswered
         self._waiting: dict[bytes, None] = {}
+        self._older: dict[bytes, None] = {}
         self._rate: float | None = None
-        self._free_at = 0.0
-        self._answered = trio.Event()
+        self._ahead = 0.0
+        """How many groups more were sent than the rate would have had since `_at`; below 0, how many fewer."""
+        self._at = 0.0
+        self._news = trio.Event()
         self.accepted = 0
         self.refused: Counter[str] = Counter()
         """How many groups were refused, by reason."""
 
     def sent(self, groups: list[bytes]) -> None:
         self._waiting.update(dict.fromkeys(groups))
-        if self._rate:
-            self._free_at = max(self._free_at, time.monotonic()) + len(groups) / self._rate
+        self._catch_up()
+        if self._rate is not None:
+            self._ahead += len(groups)
 
     def answered(self, receipt: Receipt) -> None:
         """Take note of a receipt. Most of it is about others' groups."""
-        self._rate = receipt.rate or None
+        self._catch_up()
+        self._rate = receipt.rate
         for group in receipt.accepted_ids():
             self.accepted += self._settle(group)
         for group, reason in receipt.refused_ids():
             self.refused[reason] += self._settle(group)
-        self._answered.set()
-        self._answered = trio.Event()
+        self._tell()
 
     def moved_on(self) -> None:
-        """A new head is there: what was drawn under older ones need not be waited for."""
+        """A new head is there: what was drawn under older ones need not be waited for, and more is wanted."""
+        self._older.update(self._waiting)
         self._waiting.clear()
-        self._answered.set()
-        self._answered = trio.Event()
+        while len(self._older) > _OLDER * self._most:
+            del self._older[next(iter(self._older))]
+        self._rate = self._rate or None
+        self._tell()
 
     async def wait(self) -> None:
-        """Until more groups are wanted."""
-        while len(self._waiting) >= self._most:
-            await self._answered.wait()
-        await trio.sleep(max(0.0, self._free_at - time.monotonic()))
+        """Until more groups are wanted. The time from here until they are sent is part of the rate."""
+        await trio.lowlevel.checkpoint()
+        while True:
+            self._catch_up()
+            if len(self._waiting) >= self._most or self._rate == 0:
+                await self._news.wait()
+            elif self._rate is not None and self._ahead > _NEARLY_NOTHING:
+                with trio.move_on_after(self._ahead / self._rate):  # or until another rate is wanted
+                    await self._news.wait()
+            else:
+                self._ahead = 0.0
+                return
+
+    def _catch_up(self) -> None:
+        """Let the time that has passed count."""
+        now = trio.current_time()
+        self._ahead = 0.0 if self._rate is None else self._ahead - (now - self._at) * self._rate
+        self._at = now
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
 
     def _settle(self, group: bytes) -> bool:
-        known = group in self._waiting
+        """Whether the group was ours and unanswered."""
+        known = group in self._waiting or group in self._older
         self._waiting.pop(group, None)
+        self._older.pop(group, None)
         return known

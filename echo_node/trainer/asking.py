@@ -31,10 +31,16 @@ from protocol import (
 
 log = logging.getLogger(__name__)
 ROLLOUT_SECONDS = 60.0
+LONGEST_REST = 64
+"""Steps."""
+
+
+class NobodyAnswersError(PeerError):
+    """No sampler of the roster answers now. Another may have joined since, or come back."""
 
 
 class SequentialSource:
-    """Batches of exactly one head."""
+    """Batches of exactly one head. A sampler that failed is left alone for a while, longer each time that it fails."""
 
     def __init__(
         self,
@@ -49,26 +55,40 @@ class SequentialSource:
         self._run = run
         self._batch = batch
         self._judge = judge
+        self._failures: dict[bytes, int] = {}
+        self._rests: dict[bytes, int] = {}
+        """For how many steps a sampler that failed is not asked."""
 
     async def next_batch(self, head: Opened[WeightsHead], roster: Roster) -> tuple[Admitted, ...]:
         """Every slot filled once, under this head, by samplers of its roster."""
-        willing = [member.key for member in roster.members]
+        willing = self._rested([member.key for member in roster.members])
         filled: list[Admitted] = []
         used = dict.fromkeys(willing, 0)
         while len(filled) < self._batch:
             if not willing:
-                raise PeerError(
-                    "no sampler of the roster answers", advice="start one with echo-node join --role sampler"
-                )
+                raise NobodyAnswersError("no sampler of the roster answers")
             failed: set[bytes] = set()
             missing = self._batch - len(filled)
             async with trio.open_nursery() as nursery:
                 for index, sampler in enumerate(willing):
-                    if count := len(range(index, missing, len(willing))):
+                    if count := min(len(range(index, missing, len(willing))), limits.BATCH):
                         nursery.start_soon(self._ask, sampler, head, used[sampler], count, filled, failed)
                         used[sampler] += count
             willing = [sampler for sampler in willing if sampler not in failed]
+            self._remember(failed, willing)
         return tuple(sorted(filled, key=lambda group: group.order))
+
+    def _rested(self, roster: list[bytes]) -> list[bytes]:
+        """Whom to ask: those who do not rest; all of them, if everybody does."""
+        self._rests = {key: left - 1 for key, left in self._rests.items() if left > 1 and key in roster}
+        return [key for key in roster if key not in self._rests] or roster
+
+    def _remember(self, failed: set[bytes], answered: list[bytes]) -> None:
+        for key in answered:
+            self._failures.pop(key, None)
+        for key in failed:
+            self._failures[key] = self._failures.get(key, 0) + 1
+            self._rests[key] = min(2 ** self._failures[key], LONGEST_REST)
 
     async def _ask(
         self,
@@ -97,10 +117,12 @@ class SequentialSource:
     def _read(self, sampler: bytes, request: RolloutRequest, answer: bytes) -> list[Admitted]:
         groups = []
         for envelope in read_batch(answer, most=limits.ANSWER_BYTES):
+            if envelope.signer != sampler:  # before it is judged, which would fill the slot of whose it is
+                raise PeerError("it sent a group of somebody else's")
             judged = self._judge(envelope)
             if isinstance(judged, Refused):
                 raise PeerError(f"it sent a group that is refused: {judged.what}")
-            if judged.group.signer != sampler or judged.group.message.heads != (request.head,):
+            if judged.group.message.heads != (request.head,):
                 raise PeerError("it sent a group that it was not asked for")
             groups.append(judged)
         slots = sorted(group.group.message.slot for group in groups)

@@ -18,6 +18,8 @@ from protocol import Envelope, read_batch, topics
 
 _MEMORY = 0.7
 """How much of the measured pace of steps is the past's."""
+_FASTEST = 1e6
+"""The largest rate that a receipt can carry."""
 
 
 class GossipSource:
@@ -59,7 +61,8 @@ class GossipSource:
         self._pace = seconds if self._pace is None else _MEMORY * self._pace + (1 - _MEMORY) * seconds
         waiting = len(self._buffer) / self._batch
         eagerness = 1.3 if waiting < 1 else 1.0 if waiting < 2 else 0.7
-        self._receipts.rate = eagerness * self._batch / max(self._pace, 1e-3) / max(samplers, 1)
+        rate = eagerness * self._batch / max(self._pace, 1e-3) / max(samplers, 1)
+        self._receipts.rate = min(rate, _FASTEST)
 
     def _look_at(self, message: Message) -> Validation:
         """What a forwarder could have seen is held against it (a `ProtocolError` too); what is stale or double is not."""

@@ -6,6 +6,7 @@ Every step is the same: get a batch, reward it, learn, publish. Where the batch 
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections import Counter
@@ -16,11 +17,11 @@ import trio
 
 from echo_node.admission import Admission, Admitted, Refused
 from echo_node.engine.base import TensorBytes
-from echo_node.errors import DefectError
+from echo_node.errors import ContractError, DefectError, PeerError
 from echo_node.metrics import Rate, Records, StepRecord, TrainedGroup
 from echo_node.net.base import Network
 from echo_node.run import Run
-from echo_node.trainer.asking import SequentialSource
+from echo_node.trainer.asking import NobodyAnswersError, SequentialSource
 from echo_node.trainer.gathering import GossipSource
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
@@ -32,6 +33,10 @@ from echo_node.weights.publish import Publication, Publisher
 from echo_node.weights.store import BlobStore
 from protocol import Envelope, Identity, Join, Opened, Roster, WeightsHead, limits, open_sealed, topics
 from protocol.digest import DIGEST_BYTES
+
+log = logging.getLogger(__name__)
+NOBODY_SECONDS = 5.0
+"""How long to wait for a sampler before asking again."""
 
 
 class TrainerLoop:
@@ -76,7 +81,9 @@ class TrainerLoop:
         with (
             self._network.serve(topics.BLOB_STREAM, self._blobs.serve, most=DIGEST_BYTES),
             self._network.serve(topics.CHAIN_STREAM, heads.serve, most=DIGEST_BYTES),
-            self._network.serve(topics.DELIVER_STREAM, self._welcome, most=limits.SMALL_BYTES),
+            self._network.serve(
+                topics.DELIVER_STREAM, self._welcome, most=limits.SMALL_BYTES + limits.ENVELOPE_BYTES
+            ),
         ):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._gossip.hear, self._network)
@@ -88,9 +95,12 @@ class TrainerLoop:
                 await self._receipts.send()
                 nursery.cancel_scope.cancel()
 
-    async def _welcome(self, _peer: bytes, sealed: bytes) -> bytes:
-        """A join, delivered by hand. It counts from the next head on."""
-        self._desk.welcome(open_sealed(sealed, Join, self._run.id))
+    async def _welcome(self, peer: bytes, sealed: bytes) -> bytes:
+        """A join, delivered by hand and by whom it is about. It counts from the next head on."""
+        join = open_sealed(sealed, Join, self._run.id, signer=peer)
+        self._desk.welcome(join)
+        if not self._desk.roster().find(peer):
+            raise PeerError("this run does not take that engine class, or has no room")
         return b""
 
     def _judge(self, envelope: Envelope) -> Admitted | Refused:
@@ -101,16 +111,28 @@ class TrainerLoop:
             self.tokens.add(judged.group.message.token_count)
         return judged
 
+    async def _next_batch(self) -> tuple[Opened[WeightsHead], tuple[Admitted, ...]]:
+        """A batch, and the head of the policy that it goes to. Where nobody answers, a head with a fresh roster goes out."""
+        while True:
+            if (head := self._publisher.tip) is None:
+                raise DefectError("a step before anything was published")
+            if self._run.is_async(head.message.version):
+                return head, await self._gossip.next_batch(head.message.step)
+            try:
+                return head, await self._sequential.next_batch(head, self._roster)
+            except NobodyAnswersError:
+                log.warning("no sampler answers; waiting for one to join or to come back")
+                with trio.move_on_after(NOBODY_SECONDS):
+                    await self._desk.wait_for_news()
+                await self._publish(())
+
     async def _take_step(self) -> None:
-        if (head := self._publisher.tip) is None:
-            raise DefectError("a step before anything was published")
         start = time.monotonic()
-        if self._run.is_async(head.message.version):
-            drawn = await self._gossip.next_batch(head.message.step)
-        else:
-            drawn = await self._sequential.next_batch(head, self._roster)
+        head, drawn = await self._next_batch()
         ready = time.monotonic()
         figures, rewards = await trio.to_thread.run_sync(self._learn, drawn)
+        if figures is None:
+            return
         published = await self._publish([group.group.id for group in drawn])
         done = time.monotonic()
         self._gossip.stepped(done - ready, len(self._roster.members))
@@ -137,17 +159,25 @@ class TrainerLoop:
             )
         )
 
-    def _learn(self, drawn: Sequence[Admitted]) -> tuple[StepFigures, list[float]]:
+    def _learn(self, drawn: Sequence[Admitted]) -> tuple[StepFigures | None, list[float]]:
         """One optimiser step, in a thread. Every reward is computed here, whatever was claimed."""
         batch, rewards = [], []
         for admitted in drawn:
             group = admitted.group.message
-            completions = []
-            for completion in group.completions():
-                rewards.append(self._run.score(admitted.prompt, completion.ids).value)
-                completions.append(SampledCompletion(completion.ids, completion.logprobs, rewards[-1]))
+            try:
+                completions = [
+                    SampledCompletion(
+                        each.ids, each.logprobs, self._run.score(admitted.prompt, each.ids).value
+                    )
+                    for each in group.completions()
+                ]
+            except ContractError as error:  # completions are hostile text: none of them may end the trainer
+                log.warning("a group is left out of its step: %s", error)
+                self._refused["contract-failed"] += 1
+                continue
+            rewards += [completion.reward for completion in completions]
             batch.append(TrainingGroup(group.prompt_ids(), completions))
-        return self._step.step(batch), rewards
+        return (self._step.step(batch) if batch else None), rewards
 
     async def _publish(self, trained: Sequence[bytes]) -> Opened[WeightsHead]:
         """Sign the next version and let everybody know. Its blobs can be had before its head is heard of."""

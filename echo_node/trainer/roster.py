@@ -30,6 +30,10 @@ class JoinDesk:
     def roster(self) -> Roster:
         return Roster(tuple(self._members[key] for key in sorted(self._members)))
 
+    async def wait_for_news(self) -> None:
+        """Until somebody joins. The caller sets the deadline."""
+        await self._changed.wait()
+
     async def wait_for(self, count: int) -> None:
         """Until so many samplers have joined. The caller sets the deadline."""
         while len(self._members) < count:

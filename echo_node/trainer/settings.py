@@ -31,7 +31,7 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
         raise ConfigError(f"the run's algorithm is {told}; this node has grpo 1", advice="upgrade this node")
     params = dict(manifest.algorithm.params)
     batch = params.pop("batch_groups", DEFAULT_BATCH)
-    if not isinstance(batch, int) or not 1 <= batch <= 4096:
+    if type(batch) is not int or not 1 <= batch <= 4096:
         raise ConfigError(f"batch_groups is {batch!r}, not a whole number from 1 to 4096")
     grpo = _take(params, GrpoSettings, set())
     step = _take(params, StepSettings, _FROM_ELSEWHERE)
@@ -55,10 +55,20 @@ def _take(params: dict[str, Any], cls: type, leave: set[str]) -> dict[str, Any]:
     fields: Mapping[str, Any] = {field.name: field for field in dataclasses.fields(cls)}
     for name in sorted((fields.keys() - leave) & params.keys()):
         value, default = params.pop(name), fields[name].default
-        value = tuple(value) if isinstance(value, list) else value
-        if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+        taken[name] = value = _like(default, value)
         if type(value) is not type(default):
             raise ConfigError(f"{name} is {value!r}, not of the type of its default {default!r}")
-        taken[name] = value
     return taken
+
+
+def _like(default: Any, value: Any) -> Any:
+    """The value as its default is written: whole numbers become real ones, arrays tuples. What cannot, stays."""
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if isinstance(default, tuple) and isinstance(value, list | tuple):
+        items = tuple(map(_like, default, value))
+        alike = len(value) == len(default) and all(
+            type(a) is type(b) for a, b in zip(items, default, strict=True)
+        )
+        return items if alike else list(value)
+    return value

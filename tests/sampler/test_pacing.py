@@ -1,0 +1,199 @@
+"""How fast a sampler goes: held by what is not answered and by the rate that is wanted, and by nothing older."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from echo_node.sampler.pacing import Pacing
+from protocol import Receipt, Refusal
+
+SLACK = 0.01
+
+
+def ids(*numbers: int) -> list[bytes]:
+    return [n.to_bytes(32) for n in numbers]
+
+
+def receipt(*accepted: int, rate: float | None = None, **refused: tuple[int, ...]) -> Receipt:
+    refusals = tuple(Refusal(reason, b"".join(ids(*refused[reason]))) for reason in sorted(refused))
+    return Receipt(
+        accepted=b"".join(ids(*accepted)), head=b"h" * 32, rate=rate, refused=refusals, term=1, version=0
+    )
+
+
+async def seconds_until_more(pacing: Pacing) -> float:
+    start = trio.current_time()
+    await pacing.wait()
+    return trio.current_time() - start
+
+
+async def test_a_sampler_goes_until_too_many_groups_are_unanswered(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=3)
+    pacing.sent(ids(1, 2))
+    with trio.fail_after(1):
+        await pacing.wait()
+    pacing.sent(ids(3))
+    with trio.move_on_after(1_000) as scope:
+        await pacing.wait()
+    assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize("answer", [receipt(2), receipt(full=(2,))])
+async def test_an_answer_of_either_kind_lets_it_go_on(autojump_clock, answer):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=3)
+    pacing.sent(ids(1, 2, 3))
+    went_on = trio.Event()
+
+    async def go_on():
+        await pacing.wait()
+        went_on.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(go_on)
+        await trio.testing.wait_all_tasks_blocked()
+        pacing.answered(receipt(77, stale=(88,)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not went_on.is_set(), "others' groups are others' business"
+        pacing.answered(answer)
+        with trio.fail_after(1):
+            await went_on.wait()
+
+
+async def test_it_counts_its_own_groups_once_and_nobody_elses(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=10)
+    pacing.sent(ids(1, 2, 3, 4))
+    for _ in range(2):
+        pacing.answered(receipt(1, 2, 50, stale=(3, 51), full=(52,)))
+    assert pacing.accepted == 2
+    assert dict(+pacing.refused) == {"stale": 1}
+
+
+async def test_groups_of_older_heads_are_never_waited_for(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=3)
+    pacing.sent(ids(1, 2, 3))
+    went_on = trio.Event()
+
+    async def go_on():
+        await pacing.wait()
+        went_on.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(go_on)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not went_on.is_set()
+        pacing.moved_on()
+        with trio.fail_after(1):
+            await went_on.wait()
+    pacing.sent(ids(4, 5))
+    with trio.fail_after(1):
+        await pacing.wait()
+
+
+async def test_answers_to_groups_of_older_heads_still_count(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=3)
+    pacing.sent(ids(1, 2, 3))
+    pacing.moved_on()
+    pacing.answered(receipt(1, 2, stale=(3,)))
+    assert pacing.accepted == 2
+    assert dict(+pacing.refused) == {"stale": 1}
+
+
+async def test_what_is_never_answered_is_not_remembered_for_ever(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=4)
+    for head in range(1_000):
+        pacing.sent(ids(*range(4 * head, 4 * head + 4)))
+        pacing.moved_on()
+    assert len(pacing._waiting) + len(pacing._older) < 1_000
+
+
+async def test_without_a_rate_it_goes_as_fast_as_it_can(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=1_000)
+    for n in range(20):
+        pacing.sent(ids(n))
+        assert await seconds_until_more(pacing) < SLACK
+
+
+async def test_with_a_rate_so_many_groups_a_second_and_no_more(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=1_000)
+    pacing.answered(receipt(rate=4.0))
+    start = trio.current_time()
+    for n in range(10):
+        await pacing.wait()
+        pacing.sent(ids(2 * n, 2 * n + 1))
+    await pacing.wait()
+    assert trio.current_time() - start == pytest.approx(20 / 4.0, abs=SLACK)
+
+
+async def test_the_time_that_generating_takes_is_part_of_the_rate(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=1_000)
+    pacing.answered(receipt(rate=4.0))
+    start = trio.current_time()
+    for n in range(10):
+        await pacing.wait()
+        await trio.sleep(0.3)
+        pacing.answered(receipt(rate=4.0))
+        await trio.sleep(0.1)
+        pacing.sent(ids(2 * n, 2 * n + 1))
+    await pacing.wait()
+    assert trio.current_time() - start == pytest.approx(20 / 4.0, abs=SLACK)
+
+
+async def test_a_long_pause_is_no_credit_for_a_burst(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=1_000)
+    pacing.answered(receipt(rate=4.0))
+    await trio.sleep(60)
+    for n in range(3):
+        await pacing.wait()
+        pacing.sent(ids(2 * n, 2 * n + 1))
+        assert await seconds_until_more(pacing) == pytest.approx(0.5, abs=SLACK)
+    await trio.sleep(60)
+    pacing.sent(ids(100, 101))
+    assert await seconds_until_more(pacing) < SLACK, "what took a minute was slow enough"
+    pacing.sent(ids(102, 103))
+    assert await seconds_until_more(pacing) == pytest.approx(0.5, abs=SLACK)
+
+
+async def test_a_new_rate_counts_for_what_is_still_to_be_waited(autojump_clock):  # noqa: ARG001 - it jumps
+    """A trainer that stood still for a while asks for a trickle; once it goes again, so must its samplers."""
+    pacing = Pacing(unanswered=1_000)
+    pacing.answered(receipt(rate=0.01))
+    pacing.sent(ids(*range(16)))
+
+    async def speed_up():
+        await trio.sleep(10)
+        pacing.answered(receipt(rate=16.0))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(speed_up)
+        assert await seconds_until_more(pacing) == pytest.approx(11, abs=0.1)
+
+
+async def test_without_a_rate_any_more_nothing_is_left_to_wait_for(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=1_000)
+    pacing.answered(receipt(rate=0.01))
+    pacing.sent(ids(*range(16)))
+    pacing.answered(receipt(rate=None))
+    assert await seconds_until_more(pacing) < SLACK
+
+
+async def test_a_rate_of_none_at_all_holds_until_another_is_told(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=1_000)
+    pacing.answered(receipt(rate=0.0))
+    with trio.move_on_after(1_000) as scope:
+        await pacing.wait()
+    assert scope.cancelled_caught, "0 a second is not as many as there are"
+    pacing.answered(receipt(rate=5.0))
+    assert await seconds_until_more(pacing) < SLACK
+    pacing.answered(receipt(rate=0.0))
+    pacing.moved_on()
+    assert await seconds_until_more(pacing) < SLACK, "a new head may want groups of its own"
+
+
+async def test_waiting_lets_others_run_even_if_there_is_nothing_to_wait_for(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=1)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await pacing.wait()
+    assert scope.cancelled_caught

@@ -1,0 +1,227 @@
+"""Asynchronous push-pull: what arrives by gossip, from whomever, and what samplers are told of it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from echo_node.admission import Admission
+from echo_node.net.base import ACCEPT
+from echo_node.net.memory import MemorySwarm
+from echo_node.trainer.gathering import GossipSource
+from echo_node.trainer.receipts import Receipts
+from echo_node.trainer.replay import ReplayBuffer
+from protocol import Receipt, canonical, open_sealed, topics, write_batch
+from tests.crafting import SAMPLERS, STRANGER, TRAINER, Chain, forged, open_run, roster, sealed_group
+
+RUN = open_run(staleness=1)
+GROUPS, RECEIPTS = (topics.topic(RUN.id, cargo) for cargo in (topics.GROUPS, topics.RECEIPTS))
+ANN, BOB = SAMPLERS[:2]
+BATCH = 4
+
+
+class Trainer:
+    """A source with everything real around it, and a sampler beside it on the network."""
+
+    def __init__(self, network, sampler, inbox, capacity):
+        self.chain, self.admission = Chain(RUN), Admission(RUN)
+        self.buffer = ReplayBuffer(capacity=capacity, staleness=1)
+        self.network, self.sampler, self._inbox = network, sampler, inbox
+        self.receipts = Receipts(network, TRAINER, RUN.id, lambda: self.head)
+        self.source = GossipSource(RUN.id, BATCH, self.buffer, self.receipts, self.admission.judge)
+        self.publish()
+
+    def publish(self):
+        self.head = self.chain.next(ANN, BOB)
+        self.admission.published(self.head, roster(ANN, BOB))
+
+    async def gossip(self, *sealed, raw=None):
+        await self.sampler.publish(GROUPS, raw if raw is not None else write_batch(sealed))
+        await trio.testing.wait_all_tasks_blocked()
+
+    def group(self, slot, sampler=ANN):
+        return sealed_group(RUN, self.head.id, sampler, slot)
+
+    async def told(self) -> dict[str, int]:
+        """How many groups receipts have named since the last time, by what they say."""
+        await self.receipts.send()
+        await trio.testing.wait_all_tasks_blocked()
+        counts = {}
+        for _ in range(len(self._inbox)):
+            receipt = open_sealed((await self._inbox.receive()).data, Receipt, RUN.id).message
+            for _group in receipt.accepted_ids():
+                counts["accepted"] = counts.get("accepted", 0) + 1
+            for _group, reason in receipt.refused_ids():
+                counts[reason] = counts.get(reason, 0) + 1
+        return counts
+
+    @property
+    def faults(self):
+        return self.network.scores().get(ANN.public, {})
+
+
+@asynccontextmanager
+async def gathering(capacity=2 * BATCH):
+    async with (
+        MemorySwarm() as swarm,
+        swarm.join(TRAINER) as network,
+        swarm.join(ANN) as sampler,
+        sampler.subscribe(RECEIPTS, lambda _: ACCEPT) as inbox,
+        trio.open_nursery() as nursery,
+    ):
+        trainer = Trainer(network, sampler, inbox, capacity)
+        nursery.start_soon(trainer.source.hear, network)
+        await trio.testing.wait_all_tasks_blocked()
+        yield trainer
+        nursery.cancel_scope.cancel()
+
+
+async def test_groups_arrive_wait_and_make_a_batch():
+    async with gathering() as trainer:
+        await trainer.gossip(*(trainer.group(slot) for slot in range(3)))
+        assert len(trainer.buffer) == 3
+        batches = []
+
+        async def draw():
+            batches.append(await trainer.source.next_batch(0))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(draw)
+            await trio.testing.wait_all_tasks_blocked()
+            assert batches == []
+            await trainer.gossip(trainer.group(3, BOB), trainer.group(4, BOB))
+        assert len(batches[0]) == BATCH
+        assert len(trainer.buffer) == 1
+        assert await trainer.told() == {"accepted": 5}
+        assert trainer.faults == {}
+
+
+async def test_a_step_that_waits_is_woken_only_by_enough_groups_of_fresh_heads():
+    async with gathering() as trainer:
+        await trainer.gossip(*(trainer.group(slot) for slot in range(3)))
+        for _ in range(2):
+            trainer.publish()
+        batches = []
+
+        async def draw():
+            batches.append(await trainer.source.next_batch(2))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(draw)
+            await trainer.gossip(*(trainer.group(slot) for slot in range(3)))
+            assert batches == [], "three that grew stale do not make up the number"
+            await trainer.gossip(trainer.group(3))
+        assert {group.step for group in batches[0]} == {2}
+        assert trainer.buffer.dropped["stale"] == 3
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"", "truncated"),
+        (b"\xc1", "forbidden-type"),
+        (canonical.encode([]), "out-of-range"),
+        (canonical.encode({"a": 1}), "wrong-type"),
+        (canonical.encode([b"no envelope"]), None),
+        (canonical.encode([1]), "wrong-type"),
+    ],
+)
+async def test_a_batch_that_is_none_is_held_against_whoever_sent_it(raw, reason):
+    async with gathering() as trainer:
+        await trainer.gossip(raw=raw)
+        assert sum(trainer.faults.values()) == 1
+        assert reason is None or reason in trainer.faults
+        await trainer.gossip(trainer.group(0))
+        assert await trainer.told() == {"accepted": 1}, "and the next is heard all the same"
+
+
+async def test_one_bad_envelope_or_one_of_another_run_condemns_the_whole_batch():
+    other = open_run(staleness=2)
+    async with gathering() as trainer:
+        await trainer.gossip(raw=canonical.encode([trainer.group(0), trainer.group(1)[:-1]]))
+        assert sum(trainer.faults.values()) == 1
+        await trainer.gossip(trainer.group(0), sealed_group(other, trainer.head.id, ANN, 1))
+        assert trainer.faults["wrong-run"] == 1
+        assert len(trainer.buffer) == 0
+        assert await trainer.told() == {}
+
+
+async def test_what_is_stale_double_or_a_strangers_is_refused_by_name_and_nobodys_fault():
+    async with gathering() as trainer:
+        old = [trainer.group(0), trainer.group(1)]
+        await trainer.gossip(old[0])
+        await trainer.gossip(old[0], sealed_group(RUN, trainer.head.id, STRANGER, 0))
+        assert await trainer.told() == {"accepted": 1, "not-in-roster": 1}
+        for _ in range(2):
+            trainer.publish()
+        await trainer.gossip(old[1])
+        assert await trainer.told() == {"stale": 1}
+        assert trainer.faults == {}
+
+
+async def test_a_group_that_was_taken_stays_taken_whatever_comes_under_its_name_later():
+    async with gathering() as trainer:
+        good = trainer.group(0)
+        await trainer.gossip(good)
+        await trainer.gossip(forged(good))
+        await trainer.gossip(good, trainer.group(1))
+        assert await trainer.told() == {"accepted": 2}
+        assert len(trainer.buffer) == 2
+
+
+async def test_beyond_the_capacity_groups_are_told_that_it_is_full():
+    async with gathering(capacity=BATCH) as trainer:
+        await trainer.gossip(*(trainer.group(slot) for slot in range(BATCH + 2)))
+        assert len(trainer.buffer) == BATCH
+        assert await trainer.told() == {"accepted": BATCH, "full": 2}
+        assert trainer.faults == {}
+
+
+async def test_the_wanted_rate_feeds_a_batch_a_step_and_falls_when_plenty_is_waiting():
+    async with gathering() as trainer:
+        rates = []
+        for first in range(0, 3 * BATCH, BATCH):
+            trainer.source.stepped(2.0, samplers=2)
+            rates.append(trainer.receipts.rate)
+            assert len(trainer.buffer) == first
+            await trainer.gossip(*(trainer.group(slot) for slot in range(first, first + BATCH)))
+        assert trainer.buffer.full
+        assert rates == pytest.approx([1.3, 1.0, 0.7])
+
+
+async def test_the_pace_is_smoothed_and_shared_among_the_samplers():
+    async with gathering() as trainer:
+        trainer.source.stepped(1.0, samplers=1)
+        alone = trainer.receipts.rate
+        trainer.source.stepped(1.0, samplers=4)
+        assert trainer.receipts.rate == pytest.approx(alone / 4)
+        trainer.source.stepped(11.0, samplers=1)
+        assert trainer.receipts.rate == pytest.approx(alone / 4.0), "one slow step is not the pace"
+        for _ in range(50):
+            trainer.source.stepped(1.0, samplers=1)
+        assert trainer.receipts.rate == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.parametrize("batch", [1, 4096])
+async def test_the_rate_is_always_one_that_a_receipt_can_carry(batch):
+    async with gathering() as trainer:
+        trainer.source._batch = batch
+        for seconds, samplers in ((0.0, 0), (1e-9, 1), (1e9, 8192)):
+            trainer.source._pace = None
+            trainer.source.stepped(seconds, samplers)
+            assert trainer.receipts.rate > 0
+            trainer.receipts.refuse(bytes([samplers % 7]) * 32, "stale")
+            assert await trainer.told() == {"stale": 1}
+
+
+async def test_receipts_carry_the_rate_to_the_samplers():
+    async with gathering() as trainer:
+        trainer.source.stepped(1.0, samplers=1)
+        await trainer.gossip(trainer.group(0))
+        await trainer.receipts.send()
+        await trio.testing.wait_all_tasks_blocked()
+        receipt = open_sealed((await trainer._inbox.receive()).data, Receipt, RUN.id).message
+        assert receipt.rate == pytest.approx(1.3 * BATCH)

@@ -1,0 +1,106 @@
+"""The numbers of an algorithm: every one reaches the step, and a wrong one is named."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from echo_node.errors import ConfigError
+from echo_node.trainer.grpo import GrpoSettings
+from echo_node.trainer.settings import DEFAULT_BATCH, training_settings
+from echo_node.trainer.step import StepSettings
+from protocol.manifest import Algorithm, Manifest
+from tests.crafting import changed_run, open_run
+
+RUN = open_run()
+
+
+def manifest(name: str = "grpo", version: str = "1", **params) -> Manifest:
+    """One that has gone over the wire, so that its values are what a node reads."""
+    return changed_run(RUN, algorithm=Algorithm(name, params, version)).told
+
+
+def test_without_parameters_the_defaults_hold_and_the_manifest_says_the_rest():
+    settings = training_settings(manifest())
+    assert settings.batch_groups == DEFAULT_BATCH
+    assert settings.step == StepSettings(temperature=1.0, vocab_size=16)
+
+
+def test_every_number_of_the_step_and_of_the_loss_can_be_set():
+    told = {
+        "learning_rate": 1e-3,
+        "warm_up": 3,
+        "betas": [0.8, 0.95],
+        "epsilon": 1e-6,
+        "weight_decay": 0.1,
+        "gradient_norm": 2.0,
+        "row_tokens": 64,
+        "micro_batch_tokens": 128,
+        "clip_low": 0.7,
+        "clip_high": 1.5,
+        "entropy": 0.0,
+        "advantage": "normalised",
+        "normalise": "sequence",
+        "veto": 0.0,
+        "kl": 0.5,
+    }
+    settings = training_settings(manifest(batch_groups=7, **told))
+    assert settings.batch_groups == 7
+    named = {field.name for field in (*dataclasses.fields(StepSettings), *dataclasses.fields(GrpoSettings))}
+    assert named - told.keys() == {"temperature", "vocab_size", "grpo"}, "a new number belongs in this test"
+    for name, value in told.items():
+        holder = settings.step if hasattr(settings.step, name) else settings.step.grpo
+        assert getattr(holder, name) == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_a_whole_number_does_where_a_real_one_is_meant():
+    settings = training_settings(manifest(gradient_norm=2, betas=[0, 0.5]))
+    assert settings.step.gradient_norm == 2.0
+    assert isinstance(settings.step.gradient_norm, float)
+    assert settings.step.betas == (0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"learning_rat": 1e-3}, "learning_rat"),
+        ({"temperature": 0.5}, "temperature"),
+        ({"vocab_size": 8}, "vocab_size"),
+        ({"grpo": {"kl": 0.1}}, "grpo"),
+        ({"learning_rate": "fast"}, "learning_rate"),
+        ({"learning_rate": True}, "learning_rate"),
+        ({"learning_rate": None}, "learning_rate"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"learning_rate": -1}, "learning_rate"),
+        ({"warm_up": 1.5}, "warm_up"),
+        ({"warm_up": -1}, "warm_up"),
+        ({"warm_up": True}, "warm_up"),
+        ({"betas": 0.9}, "betas"),
+        ({"betas": [0.9]}, "betas"),
+        ({"betas": [0.9, 0.99, 0.999]}, "betas"),
+        ({"betas": ["a", "b"]}, "betas"),
+        ({"betas": [True, False]}, "betas"),
+        ({"clip_low": 1.1}, "clip"),
+        ({"advantage": "median"}, "advantage"),
+        ({"normalise": 1}, "normalise"),
+        ({"veto": -0.1}, "veto"),
+        ({"row_tokens": 0}, "row_tokens"),
+        ({"batch_groups": 0}, "batch_groups"),
+        ({"batch_groups": 4097}, "batch_groups"),
+        ({"batch_groups": 2.0}, "batch_groups"),
+        ({"batch_groups": "many"}, "batch_groups"),
+        ({"batch_groups": True}, "batch_groups"),
+    ],
+)
+def test_a_wrong_number_is_one_error_that_names_it(params, named):
+    with pytest.raises(ConfigError) as caught:
+        training_settings(manifest(**params))
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "version"), [("ppo", "1"), ("grpo", "2")])
+def test_an_algorithm_that_this_node_does_not_have_is_refused_with_advice(name, version):
+    with pytest.raises(ConfigError, match="upgrade"):
+        training_settings(manifest(name, version))
