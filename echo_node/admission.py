@@ -7,6 +7,8 @@ computes a reward or runs a model.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from echo_node.contract import Prompt
 from echo_node.errors import ContractError
 from echo_node.run import Run
 from protocol import Envelope, Opened, ProtocolError, Roster, TrajectoryGroup, WeightsHead
+from protocol.envelope import verify_body
 from protocol.errors import BadSignatureError
 from protocol.tokens import bits_for
 from protocol.trajectory import Completion
@@ -41,6 +44,8 @@ class Refused:
     id: bytes
     reason: str
     what: str
+    signed: bool = False
+    """Whether the sampler that it names has really said it: else it is not to be told of it."""
 
 
 class _RefusalError(Exception):
@@ -57,6 +62,12 @@ class _Known:
     members: dict[bytes, str]
 
 
+MOST_HEADS: Final = 64
+"""Heads that may be sampled under at once; older ones are forgotten, whatever their step."""
+SLOT_WINDOW: Final = 64
+"""How far ahead of the number that were admitted a slot may be: slots are filled one after the other, some get lost."""
+
+
 class Admission:
     """Judges groups against the heads of the last S steps. The trainer tells it what was published and what is new."""
 
@@ -64,6 +75,8 @@ class Admission:
         self._run = run
         self._known: dict[bytes, _Known] = {}
         self._filled: set[tuple[bytes, bytes, int]] = set()
+        self._admitted: Counter[tuple[bytes, bytes]] = Counter()
+        """By head and sampler."""
         self._now = 0
 
     def published(self, head: Opened[WeightsHead], roster: Roster) -> None:
@@ -72,9 +85,12 @@ class Admission:
         members = {member.key: member.engine for member in roster.members}
         self._known[head.id] = _Known(head.message.step, members)
         old = [key for key, known in self._known.items() if self.staleness(known.step) > self._bound]
-        for key in old:
-            del self._known[key]
+        for key in (*old, *list(self._known)[len(old) : -MOST_HEADS]):
+            self._known.pop(key, None)
         self._filled = {slot for slot in self._filled if slot[0] in self._known}
+        self._admitted = Counter(
+            {key: count for key, count in self._admitted.items() if key[0] in self._known}
+        )
 
     @property
     def _bound(self) -> int:
@@ -89,13 +105,33 @@ class Admission:
         try:
             return self._admit(envelope)
         except _RefusalError as refusal:
-            return Refused(envelope.id, refusal.reason, str(refusal))
+            return Refused(envelope.id, refusal.reason, str(refusal), self._is_signed(envelope))
         except BadSignatureError as error:
             return Refused(envelope.id, "wrong-signature", str(error))
         except ProtocolError as error:
-            return Refused(envelope.id, "malformed", str(error))
+            return Refused(envelope.id, "malformed", str(error), self._is_signed(envelope))
+
+    def release(self, admitted: Admitted) -> None:
+        """There was no room for a group: its slot may be filled again."""
+        group = admitted.group
+        self._filled.discard((group.message.heads[0], group.signer, group.message.slot))
+
+    def _is_member(self, sampler: bytes) -> bool:
+        return any(sampler in known.members for known in self._known.values())
+
+    def _is_signed(self, envelope: Envelope) -> bool:
+        """Strangers are not worth the cost of a signature."""
+        if not self._is_member(envelope.signer) or envelope.run != self._run.id:
+            return False
+        try:
+            verify_body(envelope.kind, envelope.body, envelope.signer, envelope.signature, envelope.run)
+        except ProtocolError:
+            return False
+        return True
 
     def _admit(self, envelope: Envelope) -> Admitted:
+        if not self._is_member(envelope.signer):
+            raise _RefusalError("not-in-roster", "the sampler is in no roster of the newest heads")
         group = envelope.claim(TrajectoryGroup, self._run.id)
         self._check_limits(group)
         slot = (group.heads[0], envelope.signer, group.slot)
@@ -105,11 +141,14 @@ class Admission:
         if known is None or not self._known.keys() >= set(group.heads):
             raise _RefusalError("stale", "drawn under a head that is not among the newest")
         self._check_member(known, envelope.signer, group.engine)
+        if group.slot >= self._admitted[slot[:2]] + SLOT_WINDOW:
+            raise _RefusalError("over-limit", f"slot {group.slot}: slots are filled one after the other")
         opened = envelope.open(TrajectoryGroup, self._run.id)
         prompt = self._check_prompt(opened)
         for completion in group.completions():
             self._check_end(completion)
         self._filled.add(slot)
+        self._admitted[slot[:2]] += 1
         return Admitted(opened, known.step, prompt)
 
     def _check_limits(self, group: TrajectoryGroup) -> None:
@@ -124,6 +163,8 @@ class Admission:
             raise _RefusalError("over-limit", "more tokens than the run allows")
         if group.spans and not told.sync.in_flight:
             raise _RefusalError("over-limit", "a switch of heads, which the run does not allow")
+        if any(span.head is None for span in group.spans):
+            raise _RefusalError("malformed", "tokens of an environment, which this run has not")
 
     def _check_member(self, known: _Known, sampler: bytes, engine: str) -> None:
         if sampler not in known.members:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from echo_node.admission import Admission, Admitted, Refused
+from echo_node.admission import SLOT_WINDOW, Admission, Admitted, Refused
 from echo_node.contract import load
 from echo_node.contract.builtin.digits_reverse import DigitsReverse
 from protocol import Envelope, Join, Span, Stretch, seal
@@ -79,8 +79,29 @@ def test_a_slot_is_filled_once_whatever_is_said_in_it_and_every_other_slot_is_fr
     assert refusal(admission.judge(envelope(run, head.id, ANN, 0))) == "duplicate"
     other_words = [completion(FULL, "length")] * 2
     assert refusal(admission.judge(envelope(run, head.id, ANN, 0, other_words))) == "duplicate"
-    for sampler, slot in ((ANN, 1), (BOB, 0), (ANN, 2**53 - 1)):
+    for sampler, slot in ((ANN, 1), (BOB, 0), (ANN, SLOT_WINDOW + 1)):
         assert isinstance(admission.judge(envelope(run, head.id, sampler, slot)), Admitted)
+
+
+def test_a_sampler_cannot_pick_the_slots_that_suit_it(admission, run, head):
+    for slot in (SLOT_WINDOW, 2**53 - 1):
+        assert refusal(admission.judge(envelope(run, head.id, ANN, slot))) == "over-limit"
+    assert isinstance(admission.judge(envelope(run, head.id, ANN, SLOT_WINDOW - 1)), Admitted), (
+        "some get lost"
+    )
+
+
+def test_a_slot_is_free_again_when_there_was_no_room_for_its_group(admission, run, head):
+    admitted = admission.judge(envelope(run, head.id, ANN, 0))
+    admission.release(admitted)
+    assert isinstance(admission.judge(envelope(run, head.id, ANN, 0)), Admitted)
+
+
+def test_only_who_really_said_it_is_answered(admission, run, head):
+    assert isinstance(admission.judge(envelope(run, head.id, ANN, 0)), Admitted)
+    stale = sealed_group(run, bytes(32), ANN, 0)
+    assert admission.judge(Envelope.parse(stale)).signed
+    assert not admission.judge(Envelope.parse(forged(stale))).signed
 
 
 def test_a_refused_group_does_not_use_up_its_slot(admission, run, head):
@@ -345,9 +366,9 @@ def test_no_reward_is_computed_and_no_prompt_is_made_for_what_fails_cheaper_chec
     ):
         refusal(admission.judge(bad))
     assert Guarded.prompts == 0
-    for claimed in (0.0, 1.0, -1e6, 1e6):
+    for slot, claimed in enumerate((0.0, 1.0, -1e6, 1e6)):
         lies = [completion(FULL, "length", claimed)] * 2
-        assert isinstance(admission.judge(envelope(run, head.id, ANN, int(claimed + 1e6), lies)), Admitted)
+        assert isinstance(admission.judge(envelope(run, head.id, ANN, slot, lies)), Admitted)
     assert Guarded.prompts == 4
 
 

@@ -12,7 +12,19 @@ from echo_node.errors import PeerError
 from echo_node.metrics import Records
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
-from protocol import Identity, TrajectoryGroup, WeightsHead, merkle_root, open_sealed, read_batch, topics
+from echo_node.node import Node
+from protocol import (
+    ZERO,
+    Identity,
+    Join,
+    TrajectoryGroup,
+    WeightsHead,
+    merkle_root,
+    open_sealed,
+    read_batch,
+    seal,
+    topics,
+)
 
 
 class Eavesdropper:
@@ -151,3 +163,43 @@ async def test_cancelling_ends_everything_at_once():
                 await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
     assert demo.records.steps
+
+
+async def test_a_stranger_that_joins_and_never_answers_does_not_end_the_trainer(monkeypatch):
+    """It was there first, so version 0 has nobody else in its roster; the trainer goes on when somebody honest comes."""
+    monkeypatch.setattr("echo_node.trainer.loop.NOBODY_SECONDS", 0.2)
+    demo = Demo(DemoConfig(mode="sequential", steps=2, batch_groups=4, group_size=2), Records())
+    run, trainer = demo._open_run(), demo._identity("trainer")
+    join = Join(agent="", engine="torch/f32", head=ZERO, name="")
+    async with MemorySwarm() as swarm, trio.open_nursery() as nursery:
+        stranger = Identity(hashlib.sha256(b"stranger").digest())
+
+        async def join_and_be_silent():
+            async with swarm.join(stranger) as network:
+                while True:
+                    with suppress(PeerError):
+                        sealed = seal(join, stranger, run.id)
+                        await network.request(
+                            trainer.public, topics.DELIVER_STREAM, sealed, deadline=5, most=0
+                        )
+                        break
+                    await trio.sleep(0.02)
+                with network.serve(topics.ROLLOUT_STREAM, refuse, most=5000):
+                    await trio.sleep_forever()
+
+        async def refuse(_peer, _asked):
+            raise PeerError("not today")
+
+        async def come_late():
+            await trio.sleep(1.0)
+            await Node(run, demo._identity("sampler 0"), swarm.join).sample()
+
+        nursery.start_soon(join_and_be_silent)
+        nursery.start_soon(come_late)
+        with trio.fail_after(60):
+            await Node(run, trainer, swarm.join).train(2, records=demo.records, first_samplers=1)
+        nursery.cancel_scope.cancel()
+    assert [record.step for record in demo.records.steps] == [1, 2]
+    assert {group.sampler for record in demo.records.steps for group in record.groups} == {
+        demo._identity("sampler 0").public
+    }

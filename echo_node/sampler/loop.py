@@ -196,7 +196,7 @@ class SamplerLoop:
         while True:
             await self.pacing.wait()
             tip = await self._puller.wait_for_newer(None)
-            if not self._run.is_async(tip.message.version):
+            if self._puller.follower.holding or not self._run.is_async(tip.message.version):
                 await self._puller.wait_for_newer(tip.id)
                 continue
             if head is None or head.id != tip.id:

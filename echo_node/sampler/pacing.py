@@ -25,6 +25,8 @@ class Pacing:
         self._ahead = 0.0
         """How many groups more were sent than the rate would have had since `_at`; below 0, how many fewer."""
         self._at = 0.0
+        self._newest = (0, 0)
+        """Term and version of the receipt that said so."""
         self._news = trio.Event()
         self.accepted = 0
         self.refused: Counter[str] = Counter()
@@ -39,7 +41,9 @@ class Pacing:
     def answered(self, receipt: Receipt) -> None:
         """Take note of a receipt. Most of it is about others' groups."""
         self._catch_up()
-        self._rate = receipt.rate
+        if (receipt.term, receipt.version) >= self._newest:  # an old one may be sent again by anybody
+            self._newest = (receipt.term, receipt.version)
+            self._rate = receipt.rate
         for group in receipt.accepted_ids():
             self.accepted += self._settle(group)
         for group, reason in receipt.refused_ids():

@@ -57,7 +57,7 @@ class SequentialSource:
         self._judge = judge
         self._failures: dict[bytes, int] = {}
         self._rests: dict[bytes, int] = {}
-        """For how many steps a sampler that failed is not asked."""
+        """In how many steps a sampler that failed is asked again."""
 
     async def next_batch(self, head: Opened[WeightsHead], roster: Roster) -> tuple[Admitted, ...]:
         """Every slot filled once, under this head, by samplers of its roster."""
@@ -66,7 +66,9 @@ class SequentialSource:
         used = dict.fromkeys(willing, 0)
         while len(filled) < self._batch:
             if not willing:
-                raise NobodyAnswersError("no sampler of the roster answers")
+                raise NobodyAnswersError(
+                    "no sampler of the roster answers", advice="start one with echo-node join --role sampler"
+                )
             failed: set[bytes] = set()
             missing = self._batch - len(filled)
             async with trio.open_nursery() as nursery:
@@ -88,7 +90,7 @@ class SequentialSource:
             self._failures.pop(key, None)
         for key in failed:
             self._failures[key] = self._failures.get(key, 0) + 1
-            self._rests[key] = min(2 ** self._failures[key], LONGEST_REST)
+            self._rests[key] = min(2 ** (self._failures[key] - 1), LONGEST_REST)
 
     async def _ask(
         self,

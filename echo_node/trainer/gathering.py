@@ -18,6 +18,8 @@ from protocol import Envelope, read_batch, topics
 
 _MEMORY = 0.7
 """How much of the measured pace of steps is the past's."""
+_SEEN_BY_ALL = frozenset({"malformed", "wrong-signature"})
+"""Faults that whoever passed a group on could have seen."""
 _FASTEST = 1e6
 """The largest rate that a receipt can carry."""
 
@@ -32,12 +34,14 @@ class GossipSource:
         buffer: ReplayBuffer,
         receipts: Receipts,
         judge: Callable[[Envelope], Admitted | Refused],
+        release: Callable[[Admitted], None],
     ) -> None:
         self._run = run
         self._batch = batch
         self._buffer = buffer
         self._receipts = receipts
         self._judge = judge
+        self._release = release
         self._arrived = trio.Event()
         self._pace: float | None = None
 
@@ -47,7 +51,9 @@ class GossipSource:
         async with network.subscribe(topic, self._look_at) as inbox:
             async for message in inbox:
                 for envelope in read_batch(message.data):
-                    self._take(envelope)
+                    fault = self._take(envelope)
+                    if fault in _SEEN_BY_ALL:
+                        network.score(message.sender, fault)
 
     async def next_batch(self, step: int) -> tuple[Admitted, ...]:
         """A batch for the policy at this step, as soon as there is one."""
@@ -70,12 +76,17 @@ class GossipSource:
             return Reject("wrong-run")
         return ACCEPT
 
-    def _take(self, envelope: Envelope) -> None:
+    def _take(self, envelope: Envelope) -> str:
+        """Keep a group and answer its sampler; returns why not, if it was refused."""
         judged = self._judge(envelope)
         if isinstance(judged, Refused):
-            self._receipts.refuse(judged.id, judged.reason)
-        elif self._buffer.add(judged):
+            if judged.signed:
+                self._receipts.refuse(judged.id, judged.reason)
+            return judged.reason
+        if self._buffer.add(judged):
             self._receipts.accept(judged.group.id)
             self._arrived.set()
-        else:
-            self._receipts.refuse(judged.group.id, "full")
+            return ""
+        self._release(judged)
+        self._receipts.refuse(judged.group.id, "full")
+        return "full"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import torch
@@ -68,9 +68,13 @@ class TrainerLoop:
         self._receipts = Receipts(
             network, identity, run.id, lambda: self._announced[-1] if self._announced else None
         )
-        self._gossip = GossipSource(run.id, batch, self._buffer, self._receipts, self._judge)
+        self._gossip = GossipSource(
+            run.id, batch, self._buffer, self._receipts, self._judge, self._admission.release
+        )
         self._sequential = SequentialSource(network, identity, run.id, batch, self._judge)
         self._refused: Counter[str] = Counter()
+        self._active: deque[set[bytes]] = deque(maxlen=8)
+        """Who has filled the last few batches: only they count when the pace is shared out."""
         self._began = time.monotonic()
         self.tokens = Rate()
         """Tokens admitted, by the second."""
@@ -135,7 +139,8 @@ class TrainerLoop:
             return
         published = await self._publish([group.group.id for group in drawn])
         done = time.monotonic()
-        self._gossip.stepped(done - ready, len(self._roster.members))
+        self._active.append({group.group.signer for group in drawn})
+        self._gossip.stepped(done - ready, len(set.union(*self._active)))
         self._records.add(
             StepRecord(
                 step=published.message.step,

@@ -208,6 +208,24 @@ async def test_at_the_next_head_everybody_has_another_chance():
         assert swarm.share(await swarm.next_batch(), "ann") == [0, 1]
 
 
+async def test_who_fails_again_and_again_is_asked_less_and_less():
+    asked = []
+
+    async def failing(_sampler, head, _slots):
+        await trio.lowlevel.checkpoint()
+        asked.append(head)
+        return b"garbage"
+
+    async with Swarm(4, ann=failing, bob=well) as swarm:
+        steps = []
+        for step in range(12):
+            swarm.publish()
+            before = len(asked)
+            assert swarm.share(await swarm.next_batch(), "bob") == [0, 1, 2, 3]
+            steps += [step] if len(asked) > before else []
+    assert steps == [0, 1, 3, 7]
+
+
 async def test_groups_of_another_of_the_roster_neither_count_nor_spoil_that_others_slots():
     """Ann got hold of what Bob has sealed, and is faster. Bob's own answer must still be taken."""
 

@@ -39,6 +39,7 @@ def test_every_number_of_the_step_and_of_the_loss_can_be_set():
         "micro_batch_tokens": 128,
         "clip_low": 0.7,
         "clip_high": 1.5,
+        "dual_clip": 4.0,
         "entropy": 0.0,
         "advantage": "normalised",
         "normalise": "sequence",
