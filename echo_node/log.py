@@ -9,6 +9,9 @@ import time
 
 from echo_node.errors import one_line
 
+_NOISY = ("libp2p", "transformers")
+"""Libraries that set levels and handlers of their own."""
+
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
@@ -31,4 +34,9 @@ def set_up(level: str = "warning") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Words() if sys.stderr.isatty() else _JsonLines())
     logging.basicConfig(level=logging.ERROR, handlers=[handler], force=True)
+    for name in _NOISY:
+        library = logging.getLogger(name)
+        library.handlers.clear()
+        library.propagate = True
+        library.setLevel(logging.ERROR)
     logging.getLogger("echo_node").setLevel(level.upper())

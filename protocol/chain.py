@@ -128,8 +128,8 @@ class Follower:
         """Enter the next term. `branch` leads from a head that is held to the grant's base, if that is not held."""
         self._check_grant(grant)
         vote = grant.vote
-        if rivals := [held for held in self.grants if held.vote.term == vote.term == self.term]:
-            return self._contest(grant, rivals)
+        if rivals := [held for held in self.grants if held.vote.term == vote.term]:
+            return self._contest(grant, rivals, branch)
         if vote.term <= self.term:
             raise ChainError("old-term", f"a grant for term {vote.term}, this node is in term {self.term}")
         if vote.term != self.term + 1:
@@ -198,17 +198,21 @@ class Follower:
         if grant.vote.leader not in self.rules.trainers:
             raise ChainError("not-trainer", "a grant to a key that is no trainer")
 
-    def _contest(self, grant: TermGrant, rivals: Sequence[TermGrant]) -> Follower:
-        """Two majorities for one term: whoever voted twice is revoked, and nobody leads the term."""
+    def _contest(self, grant: TermGrant, rivals: Sequence[TermGrant], branch: Sequence[Head]) -> Follower:
+        """Two majorities for one term: whoever voted twice is revoked. If it is the current term, nobody leads it, and
+        only what both would have gone on from stands.
+        """
         body = encode(grant.vote)
         if any(encode(held.vote) == body for held in rivals):
-            raise ChainError("old-term", f"the grant of term {self.term} is held")
+            raise ChainError("old-term", f"this grant of term {grant.vote.term} is held")
         voters = {ballot.elector for ballot in grant.ballots}
         twice = {ballot.elector for held in rivals for ballot in held.ballots} & voters
-        kept = tuple(head for head in self.heads if head.message.term < self.term)
-        return dataclasses.replace(
-            self, heads=kept, leader=b"", grants=(*self.grants, grant), revoked=self.revoked | twice
-        )
+        seen = dataclasses.replace(self, grants=(*self.grants, grant), revoked=self.revoked | twice)
+        if grant.vote.term < self.term:
+            return seen
+        other = {head.id for head in self.heads_to(grant.vote.base, branch)}
+        kept = tuple(head for head in self.heads if head.message.term < self.term and head.id in other)
+        return dataclasses.replace(seen, heads=kept, leader=b"")
 
     def _begin_at_floor(self, head: Head, term: int, version: int, wanted: bytes) -> Follower:
         if order(head) < (term, version):

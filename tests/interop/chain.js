@@ -138,16 +138,15 @@ export class Follower {
   hearGrant(bytes, sealedBranch = []) {
     const grant = this.openGrant(bytes)
     const { vote } = grant.record
-    const rivals = this.grants.filter((held) => held.record.vote.term === this.term)
-    if (vote.term === this.term && rivals.some((held) => equal(held.vote, grant.vote))) refuseByRule('old-term', 'it is held')
-    if (vote.term === this.term && rivals.length > 0) {
-      this.contest(grant, rivals)
+    const rivals = this.grants.filter((held) => held.record.vote.term === vote.term)
+    if (rivals.some((held) => equal(held.vote, grant.vote))) refuseByRule('old-term', 'it is held')
+    if (rivals.length > 0) {
+      this.contest(grant, rivals, sealedBranch.map((each) => this.openHead(each)))
       return
     }
     if (vote.term <= this.term) refuseByRule('old-term', `term ${vote.term}`)
     if (vote.term > this.term + 1) refuseByRule('missing-grant', `term ${vote.term}`)
-    const base = this.heads.findIndex((held) => equal(held.id, vote.base))
-    this.heads = base >= 0 ? this.heads.slice(0, base + 1) : this.graft(vote.base, sealedBranch.map((each) => this.openHead(each)))
+    this.heads = this.headsTo(vote.base, sealedBranch.map((each) => this.openHead(each)))
     this.term = vote.term
     this.leader = vote.leader
     this.grants.push(grant)
@@ -171,14 +170,23 @@ export class Follower {
     return { record, voters, vote: body }
   }
 
-  /** Two grants for one term: who signed both is revoked, and nobody leads the term. */
-  contest(grant, rivals) {
+  /** Two grants for one term: who signed both is revoked. Of the current term, only what both would go on from stands. */
+  contest(grant, rivals, branch) {
+    const current = grant.record.vote.term === this.term
+    const shown = current ? this.headsTo(grant.record.vote.base, branch) : []
     for (const voter of grant.voters) {
       if (rivals.some((held) => includes(held.voters, voter))) this.revoked.add(toHex(voter))
     }
     this.grants.push(grant)
-    this.heads = this.heads.filter((held) => held.record.term !== this.term)
+    if (!current) return
+    this.heads = this.heads.filter((held) => held.record.term < this.term && shown.some((other) => equal(other.id, held.id)))
     this.contested = true
+  }
+
+  /** The heads up to a base, held or shown. */
+  headsTo(base, branch) {
+    const index = this.heads.findIndex((held) => equal(held.id, base))
+    return index >= 0 ? this.heads.slice(0, index + 1) : this.graft(base, branch)
   }
 
   /** The heads that are held once `branch` leads from one of them to the base. */

@@ -296,12 +296,23 @@ def test_two_grants_for_one_term_revoke_who_voted_twice():
     first = after(two, signer=STANDBY, term=2)
     state = follower(zero, one, two).grant(grant(two.id)).accept(first)
     contested = state.grant(grant(one.id, TRAINER, voters=(TRAINER, VERIFIER)))
-    assert contested.heads == (zero, one, two)
+    assert contested.heads == (zero, one), "what both leaders would have gone on from"
     assert contested.revoked == {VERIFIER.public}
     assert contested.holding
     refused("revoked", lambda: contested.accept(first))
     refused("old-term", lambda: contested.grant(grant(two.id)))
-    assert contested.grant(grant(two.id, TRAINER, 3, (TRAINER, STANDBY))).leader == TRAINER.public
+    assert contested.grant(grant(two.id, TRAINER, 3, (TRAINER, STANDBY)), [two]).leader == TRAINER.public
+
+
+def test_an_election_that_was_double_is_remembered_after_its_term():
+    """So that heads of the leader that lost can be followed should a later grant go on from them."""
+    zero, one = line(1)
+    state = follower(zero, one).grant(grant(one.id)).grant(grant(one.id, STANDBY, 3))
+    late = state.grant(grant(one.id, TRAINER, voters=(TRAINER, VERIFIER)))
+    assert (late.term, late.leader, late.heads) == (3, STANDBY.public, (zero, one))
+    assert late.revoked == {VERIFIER.public}
+    lost = after(one, signer=TRAINER, term=2)
+    assert late.grant(grant(lost.id, STANDBY, 4), [lost]).tip == lost
 
 
 def test_the_same_vote_with_other_ballots_is_no_contest():
