@@ -5,7 +5,11 @@ It turns an `EchoError` into one line and an exit code, and knows nothing of how
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -13,6 +17,9 @@ import typer
 
 from echo_node import __version__
 from echo_node.errors import ConfigError, EchoError
+
+INTERRUPTED = 130
+"""What shells expect of a program that Ctrl-C has ended."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -75,9 +82,30 @@ def demo(
     given = load_config(
         DemoConfig, config, changes or (), mode=mode, steps=steps, seed=seed, samplers=samplers
     )
-    from echo_node.demo.command import run_demo  # brings torch, so only once the settings are right
+    with _ctrl_c_ends_at_once():
+        from echo_node.demo.command import run_demo  # brings torch, so only once the settings are right
 
-    raise typer.Exit(run_demo(given, out, as_json=as_json))
+    code = run_demo(given, out, as_json=as_json)
+    if code == INTERRUPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a model may still be being built in a thread: nobody waits for it
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _ctrl_c_ends_at_once() -> Iterator[None]:
+    """While libraries are loaded: an exception in the middle of that can abort the process, and nothing runs yet."""
+
+    def stop(_signal: int, _frame: object) -> None:
+        os.write(2, b"echo-node: stopped\n")
+        os._exit(INTERRUPTED)
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def main() -> None:
@@ -96,7 +124,7 @@ def main() -> None:
         _stop_with(_first(explained))
     except KeyboardInterrupt:
         typer.echo("echo-node: stopped", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 def _first(group: BaseExceptionGroup[EchoError]) -> EchoError:

@@ -11,14 +11,13 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
-import trio
-
 from echo_node import __version__
 from echo_node.engine.base import Engine
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
 from echo_node.run import Run
 from echo_node.sampler.loop import SamplerLoop
+from echo_node.threads import run_abandonable
 from echo_node.weights.publish import Publisher
 from protocol import Identity
 
@@ -52,7 +51,7 @@ class Node:
 
     async def sample(self, *, slots_per_call: int = 16, engine: Engine | None = None) -> None:
         """Be a sampler until cancelled. Without an engine, a torch one is made."""
-        chosen: Engine = await trio.to_thread.run_sync(self._torch_engine) if engine is None else engine
+        chosen: Engine = await run_abandonable(self._torch_engine) if engine is None else engine
         async with self._join(self._identity) as network:
             loop = SamplerLoop(
                 self._run,
@@ -77,7 +76,7 @@ class Node:
             with _BUILDING:
                 return TrainStep(self._run.folder, settings, threads=threads)
 
-        step = await trio.to_thread.run_sync(build)
+        step = await run_abandonable(build)
         async with self._join(self._identity) as network:
             loop = TrainerLoop(
                 self._run,

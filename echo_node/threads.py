@@ -11,6 +11,12 @@ import trio
 T = TypeVar("T")
 
 
+async def run_abandonable(work: Callable[[], T]) -> T:
+    """Run `work` in a thread that nobody waits for once its task is cancelled: only for work that touches nothing shared."""
+    found: T = await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg] # libp2p's old stubs
+    return found
+
+
 async def run_stoppable(work: Callable[[Callable[[], bool]], T]) -> T:
     """Run `work` in a thread and wait for its end, come what may. It is given a function to ask whether to stop.
 

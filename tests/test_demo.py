@@ -117,6 +117,7 @@ def test_ctrl_c_ends_it_cleanly_within_two_seconds(moment, tmp_path):
     assert time.monotonic() - asked < 10, "two seconds on a quiet machine; the note has the figure"
     assert process.returncode == 130
     assert "Traceback" not in out + err
+    assert "topped" in out + err
     if moment == "learning":
         assert "Stopped." in out
         assert "it was right" in out, "what was learnt until then is summed up"

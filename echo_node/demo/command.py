@@ -34,7 +34,7 @@ def run_demo(config: DemoConfig, folder: Path, *, as_json: bool) -> int:
             raise
         interrupted = True
     seconds = demo.seconds
-    picture = _draw(demo, folder / "reward.png")
+    picture = None if interrupted else _draw(demo, folder / "reward.png")  # drawing takes a second
     console.print(line(demo), highlight=False, soft_wrap=True)
     console.print(
         ("Stopped.\n" if interrupted else "") + summary(demo, picture), highlight=False, soft_wrap=True
