@@ -31,7 +31,7 @@ def draw_rewards(steps: list[StepRecord], title: str, file: Path) -> None:
         [mean - e for mean, e in zip(smooth, error, strict=True)],
         [mean + e for mean, e in zip(smooth, error, strict=True)],
         alpha=0.2,
-        label="± its standard error",
+        label="± standard error of a step",
     )
     axes.plot(at, rewards, linewidth=0.6, alpha=0.5, label="reward of a step")
     axes.plot(at, smooth, linewidth=2, label=f"mean of {_SMOOTH} steps")
