@@ -9,6 +9,8 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
+from echo_node.errors import StoreError, boundary
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainedGroup:
@@ -70,7 +72,7 @@ class Records:
     def add(self, record: StepRecord) -> None:
         self.steps.append(record)
         if self._file:
-            with self._file.open("a") as lines:
+            with boundary(StoreError, f"writing to {self._file}"), self._file.open("a") as lines:
                 lines.write(json.dumps(record.plain()) + "\n")
 
     def reward(self, last: int = 10) -> float:

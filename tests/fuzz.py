@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import protocol
+from echo_node.weights.heads import read_heads
 from protocol import Link, ProtocolError, canonical, decode, encode, limits, open_sealed, read_batch
 from protocol.envelope import Envelope
 from protocol.identity import check_key, public_key_of
@@ -59,6 +60,7 @@ def decoders() -> dict[str, Decoder]:
         "link text": lambda data: Link.parse(data.decode("latin-1")),
         "peer id": lambda data: public_key_of(data.decode("latin-1")),
         "key": check_key,
+        "heads": read_heads,
     }
     for kind, message in MESSAGES.items():
         found[kind] = functools.partial(_message, type(message))
@@ -105,6 +107,8 @@ def seeds() -> dict[str, list[bytes]]:
     found["link text"] += [
         case["link"].encode() for part in ("valid", "invalid") for case in vectors["link"][part]
     ]
+    heads = [bytes.fromhex(case["sealed"]) for case in vectors["envelope"]["valid"] if case["kind"] == "head"]
+    found["heads"] += [canonical.encode(heads * count) for count in (0, 1, 2, 5)]
     found["peer id"] += [case["peer_id"].encode() for case in vectors["identity"]["valid"]]
     found["key"] += [bytes.fromhex(case["key"]) for case in vectors["identity"]["bad_keys"]]
     found["key"] += [bytes.fromhex(case["public"]) for case in vectors["identity"]["valid"]]

@@ -143,6 +143,15 @@ def test_bad_words_get_one_clear_line(words, says, tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_folder_that_cannot_be_written_gets_one_clear_line(tmp_path):
+    taken = tmp_path / "a file"
+    taken.touch()
+    done = run("--steps", "1", "--out", str(taken))
+    assert done.returncode == 2
+    assert "--out takes a folder" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 def test_the_help_teaches():
     words = run("--help")
     assert words.returncode == 0

@@ -12,6 +12,7 @@ from echo_node.config import DemoConfig, no_color, write_resolved
 from echo_node.demo.picture import draw_rewards
 from echo_node.demo.swarm import Demo
 from echo_node.demo.view import line, summary, watch
+from echo_node.errors import ConfigError, StoreError, boundary
 from echo_node.metrics import Records
 
 INTERRUPTED = 130
@@ -19,9 +20,12 @@ INTERRUPTED = 130
 
 def run_demo(config: DemoConfig, folder: Path, *, as_json: bool) -> int:
     """Run the whole demo; returns the exit code."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_resolved(config, folder / "config.toml")
-    (folder / "steps.jsonl").unlink(missing_ok=True)
+    with boundary(
+        ConfigError, f"making the folder {folder}", advice="--out takes a folder that can be written to"
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_resolved(config, folder / "config.toml")
+        (folder / "steps.jsonl").unlink(missing_ok=True)
     demo = Demo(config, Records(folder / "steps.jsonl"))
     console = Console(stderr=as_json, no_color=no_color())
     interrupted = False
@@ -65,5 +69,6 @@ async def _play_and_watch(demo: Demo, console: Console) -> None:
 def _draw(demo: Demo, file: Path) -> str | None:
     if not demo.records.steps:
         return None
-    draw_rewards(demo.records.steps, f"echo-node demo, {demo.config.mode}, seed {demo.config.seed}", file)
+    with boundary(StoreError, f"drawing {file}"):
+        draw_rewards(demo.records.steps, f"echo-node demo, {demo.config.mode}, seed {demo.config.seed}", file)
     return str(file)

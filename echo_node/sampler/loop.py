@@ -81,7 +81,9 @@ class SamplerLoop:
     async def work(self) -> None:
         """Sample until cancelled."""
         run, network = self._run.id, self._network
-        with network.serve(topics.ROLLOUT_STREAM, self._answer, most=limits.SMALL_BYTES):
+        with network.serve(
+            topics.ROLLOUT_STREAM, self._answer, most=limits.SMALL_BYTES + limits.ENVELOPE_BYTES
+        ):
             async with (
                 network.subscribe(topics.topic(run, topics.HEADS), self._look_at_head) as heads,
                 network.subscribe(topics.topic(run, topics.RECEIPTS), self._look_at_receipt) as receipts,
