@@ -6,25 +6,34 @@ trio nor the program that uses it.
 
 from protocol.batch import fill_batches, read_batch, write_batch
 from protocol.chain import Elector, Equivocation, Follower, Rules
+from protocol.delivery import Delivery
+from protocol.delta import DELTA_CODEC, Delta, decode_delta, encode_delta
 from protocol.digest import ZERO, blob_id, derive, merkle_root
 from protocol.envelope import Envelope, Opened, open_sealed, seal
 from protocol.errors import ChainError, ProtocolError
+from protocol.heads import HeadsAnswer, HeadsQuestion
 from protocol.identity import Identity, peer_id, public_key_of
 from protocol.join import Heartbeat, Join, Member, Roster
 from protocol.link import Link
 from protocol.manifest import Manifest, open_manifest
+from protocol.peers import PeerPlace, PeersAnswer, PeersQuestion
 from protocol.receipt import Receipt, Refusal
 from protocol.rollout import RolloutRequest
 from protocol.trajectory import Completion, GroupReference, Span, Stretch, TrajectoryGroup
 from protocol.verdict import Figures, Verdict
 from protocol.weights import ChunkTable, Frame, Layout, Route, TermGrant, TermVote, WeightsHead
 from protocol.wire import decode, encode
+from protocol.zstd import RAW_CODEC, decode_raw, encode_raw
 
 __all__ = [
+    "DELTA_CODEC",
+    "RAW_CODEC",
     "ZERO",
     "ChainError",
     "ChunkTable",
     "Completion",
+    "Delivery",
+    "Delta",
     "Elector",
     "Envelope",
     "Equivocation",
@@ -32,6 +41,8 @@ __all__ = [
     "Follower",
     "Frame",
     "GroupReference",
+    "HeadsAnswer",
+    "HeadsQuestion",
     "Heartbeat",
     "Identity",
     "Join",
@@ -40,6 +51,9 @@ __all__ = [
     "Manifest",
     "Member",
     "Opened",
+    "PeerPlace",
+    "PeersAnswer",
+    "PeersQuestion",
     "ProtocolError",
     "Receipt",
     "Refusal",
@@ -56,8 +70,12 @@ __all__ = [
     "WeightsHead",
     "blob_id",
     "decode",
+    "decode_delta",
+    "decode_raw",
     "derive",
     "encode",
+    "encode_delta",
+    "encode_raw",
     "fill_batches",
     "merkle_root",
     "open_manifest",

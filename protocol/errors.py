@@ -24,6 +24,7 @@ ProtocolError                  what was wrong, where in the message, and a `reas
 │   └── BadSignatureError      not signed by the key that it names
 ├── BadPeerIdError             not the peer id of an Ed25519 key
 ├── BadLinkError               not an `echo:` link, or a damaged one
+├── BadFrameError              not one zstd frame of the form that frames of weights have
 └── ChainError                 a head, grant or proof that the rules of the chain refuse
 
 A `ChainError` names its rule in `reason`; the other leaves have one reason each.
@@ -143,6 +144,10 @@ class BadPeerIdError(ProtocolError):
 
 class BadLinkError(ProtocolError):
     reason = "bad-link"
+
+
+class BadFrameError(ProtocolError):
+    reason = "bad-frame"
 
 
 class ChainError(ProtocolError):

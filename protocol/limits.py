@@ -24,6 +24,8 @@ GOSSIP_BYTES: Final = 65_536
 """One gossip message, and so a batch of groups or verdicts."""
 ENVELOPE_BYTES: Final = 192
 """What sealing may add to a body."""
+DELIVERY_BYTES: Final = GOSSIP_BYTES + 128
+"""One gossip message that is handed over directly, with its topic."""
 GROUP_BYTES: Final = 4 * 1024 * 1024
 """One trajectory group; above GOSSIP_BYTES it travels by reference."""
 ANSWER_BYTES: Final = 4 * 1024 * 1024 + 65_536
@@ -49,6 +51,13 @@ TEXT_BYTES: Final = 1_024
 """A text for people: a reason, a vector's completion."""
 ADDRESS_BYTES: Final = 256
 ADDRESSES: Final = 16
+PEERS: Final = 32
+"""Peers that are told in one answer."""
+PEER_ADDRESSES: Final = 8
+"""Addresses of one peer that are told."""
+PEERS_QUESTION_BYTES: Final = 64
+PEERS_ANSWER_BYTES: Final = 69_632
+"""An answer with every peer and every address at its longest, and a little."""
 TENSOR_NAME_BYTES: Final = 256
 TENSORS: Final = 32_768
 TENSOR_RANK: Final = 8
@@ -82,7 +91,29 @@ CHUNK_ELEMENTS: Final = 4 * 1024 * 1024
 CHUNKS: Final = 65_536
 FRAME_BYTES: Final = 4 * CHUNK_ELEMENTS + 65_536
 """One frame: a chunk of 32-bit elements stored raw, and a little."""
+WINDOW_BYTES: Final = 8 * 1024 * 1024
+"""How far back a frame's zstd may reach, unless it is one segment, which reaches over its own content."""
 ROUTES: Final = 8
+HELD_HEADS: Final = 32
+"""Heads that are named in one question for what follows."""
+CHAIN_HEADS: Final = 256
+"""Heads in one answer to that."""
+HEADS_BYTES: Final = CHAIN_HEADS * (HEAD_BYTES + ENVELOPE_BYTES + 8) + 64
+"""That answer with every head at its longest, and a little."""
+
+# Blobs
+WANTS: Final = 256
+"""Blobs of one want-list."""
+SLICES: Final = 256
+"""Slices of blobs in one question."""
+SLICES_BYTES: Final = 16_384
+"""A question about blobs: 256 ids or slices, and a little."""
+READ_BYTES: Final = 4 * 1024 * 1024
+"""What one question has answered over its stream."""
+BULK_BYTES: Final = 1024 * 1024 * 1024
+"""What one question has answered at the door beside it."""
+BULK_SECONDS: Final = 30
+"""How long that door is open for a token."""
 
 # Rosters and receipts
 ROSTER: Final = 8_192

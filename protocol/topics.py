@@ -22,8 +22,19 @@ CARGOES: Final = (GROUPS, HEADS, RECEIPTS, VERDICTS, JOINS)
 ROLLOUT_STREAM: Final = f"/echo/rollout/{limits.MAJOR}"
 DELIVER_STREAM: Final = f"/echo/deliver/{limits.MAJOR}"
 CHAIN_STREAM: Final = f"/echo/chain/{limits.MAJOR}"
+WANTS_STREAM: Final = f"/echo/wants/{limits.MAJOR}"
 BLOB_STREAM: Final = f"/echo/blob/{limits.MAJOR}"
-STREAMS: Final = (ROLLOUT_STREAM, DELIVER_STREAM, CHAIN_STREAM, BLOB_STREAM)
+BULK_STREAM: Final = f"/echo/bulk/{limits.MAJOR}"
+PEERS_STREAM: Final = f"/echo/peers/{limits.MAJOR}"
+STREAMS: Final = (
+    ROLLOUT_STREAM,
+    DELIVER_STREAM,
+    CHAIN_STREAM,
+    WANTS_STREAM,
+    BLOB_STREAM,
+    BULK_STREAM,
+    PEERS_STREAM,
+)
 
 ROLES: Final = ("trainer", "verifier", "sampler", "bootstrap")
 

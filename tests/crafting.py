@@ -11,16 +11,28 @@ import numpy as np
 from echo_node import embedded
 from echo_node.config import DemoConfig
 from echo_node.demo.swarm import Demo
-from echo_node.engine.base import TensorBytes
 from echo_node.metrics import Records
 from echo_node.run import Run
-from echo_node.weights.publish import Publisher
-from protocol import Completion, Envelope, Identity, Member, Roster, Stretch, TrajectoryGroup, seal
-from protocol.digest import ZERO
+from protocol import (
+    ZERO,
+    Completion,
+    Envelope,
+    Identity,
+    Member,
+    Roster,
+    Route,
+    Stretch,
+    TrajectoryGroup,
+    WeightsHead,
+    blob_id,
+    encode,
+    merkle_root,
+    open_sealed,
+    seal,
+)
 
 ENGINE = "torch/f32"
 END = 12
-STATE = {"weight": TensorBytes("bf16", (2,), b"\x80\x3f\x00\x40")}
 
 
 def identity(name: str) -> Identity:
@@ -53,12 +65,25 @@ class Chain:
     """Heads of a run, one for each step. What weights they stand for is of no interest here."""
 
     def __init__(self, run: Run) -> None:
-        self._publisher = Publisher(TRAINER, run.id, luck=lambda: bytes(32))
+        self._run = run
+        self._tip = None
 
     def next(self, *samplers: Identity, step: int | None = None):
-        tip = self._publisher.tip
-        at = step if step is not None else tip.message.step + 1 if tip else 0
-        return self._publisher.publish(STATE, step=at, roster=roster(*samplers), groups=()).head
+        tip, run = self._tip, self._run
+        head = WeightsHead(
+            groups=merkle_root([]),
+            layout=run.rules.layout,
+            luck=bytes(32),
+            previous=tip.id if tip else ZERO,
+            root=run.rules.root,
+            roster=blob_id(encode(roster(*samplers))),
+            routes=(Route(base=None, codec="safetensors", size=1, table=bytes(32)),),
+            step=step if step is not None else tip.message.step + 1 if tip else 0,
+            term=1,
+            version=tip.message.version + 1 if tip else 0,
+        )
+        self._tip = open_sealed(seal(head, TRAINER, run.id), WeightsHead, run.id)
+        return self._tip
 
 
 def completion(ids, finish: str = "end", reward: float = 1.0) -> Completion:

@@ -16,11 +16,17 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
 
 import protocol
-from echo_node.weights.heads import read_heads
+from echo_node.net.gossip.wire import Control, Published, read_frame, take_frames, write_frame
+from echo_node.net.kad.wire import Kind, read_kad, write_kad
 from protocol import Link, ProtocolError, canonical, decode, encode, limits, open_sealed, read_batch
+from protocol.delta import read_body, write_columns
 from protocol.envelope import Envelope
 from protocol.identity import check_key, public_key_of
 from protocol.weights import ChunkTable, TermGrant
@@ -48,6 +54,21 @@ EDGES = [
     b"",
 ]
 
+CHUNK = np.arange(0x3C00, 0x3C00 + 1200, dtype=np.uint16)
+"""What deltas are read against."""
+
+NEAR = {
+    ID(bytes([n]) * 38): (Multiaddr(f"/ip4/10.0.0.{n}/tcp/4001"), Multiaddr("/dns4/x.example/tcp/1"))
+    for n in (1, 2)
+}
+DHT = [write_kad(kind, b"\x1e\x20" + bytes(32), NEAR, NEAR) for kind in get_args(Kind)]
+"""One message of each kind."""
+GOSSIP = [
+    write_frame(subscriptions=[("one", True), ("two", False)], published=[Published("one", b"said")] * 2),
+    write_frame(control=Control(["one"], [("two", 60)], [("one", [bytes(32), b"x"])], [bytes(32)] * 3)),
+]
+"""Frames that hold something of everything."""
+
 Decoder = Callable[[bytes], object]
 
 
@@ -60,7 +81,12 @@ def decoders() -> dict[str, Decoder]:
         "link text": lambda data: Link.parse(data.decode("latin-1")),
         "peer id": lambda data: public_key_of(data.decode("latin-1")),
         "key": check_key,
-        "heads": read_heads,
+        "delta": lambda data: protocol.decode_delta(data, CHUNK),
+        "delta body": _delta_body,
+        "raw frame": lambda data: protocol.decode_raw(data, 40),
+        "gossip frame": read_frame,
+        "gossip stream": lambda data: take_frames(bytearray(data)),
+        "dht message": read_kad,
     }
     for kind, message in MESSAGES.items():
         found[kind] = functools.partial(_message, type(message))
@@ -74,6 +100,15 @@ def _canonical(data: bytes) -> object:
     if canonical.encode(value) != data:
         raise AssertionError("a value with two byte forms")
     return value
+
+
+def _delta_body(data: bytes) -> object:
+    delta = read_body(data, CHUNK)
+    new = CHUNK.copy()
+    delta.write(new)
+    if b"".join(write_columns(CHUNK, new)) != data:
+        raise AssertionError("a change with two bodies")
+    return delta
 
 
 def _message(cls: type, data: bytes) -> object:
@@ -107,11 +142,18 @@ def seeds() -> dict[str, list[bytes]]:
     found["link text"] += [
         case["link"].encode() for part in ("valid", "invalid") for case in vectors["link"][part]
     ]
-    heads = [bytes.fromhex(case["sealed"]) for case in vectors["envelope"]["valid"] if case["kind"] == "head"]
-    found["heads"] += [canonical.encode(heads * count) for count in (0, 1, 2, 5)]
     found["peer id"] += [case["peer_id"].encode() for case in vectors["identity"]["valid"]]
+    for case in (*vectors["delta"]["valid"], *vectors["delta"]["invalid"]):
+        found["delta"].append(bytes.fromhex(case["frame"]))
+    found["delta body"] += [bytes.fromhex(case["body"]) for case in vectors["delta"]["valid"]]
+    found["raw frame"] += [
+        bytes.fromhex(case["frame"]) for part in ("valid", "invalid") for case in vectors["zstd"][part]
+    ]
     found["key"] += [bytes.fromhex(case["key"]) for case in vectors["identity"]["bad_keys"]]
     found["key"] += [bytes.fromhex(case["public"]) for case in vectors["identity"]["valid"]]
+    found["gossip stream"] += GOSSIP
+    found["gossip frame"] += [body for each in GOSSIP for body in take_frames(bytearray(each))]
+    found["dht message"] += DHT
     return {name: [data for data in starts if len(data) < 20_000] for name, starts in found.items()}
 
 

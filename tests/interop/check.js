@@ -6,6 +6,7 @@ import { decode as decodeAny } from '@msgpack/msgpack'
 import { fromHex, toHex } from './bytes.js'
 import { decode, encode, Float, isInteger } from './canonical.js'
 import { Follower } from './chain.js'
+import { patternBytes, patterns, readBody, readDelta, writeBody } from './delta.js'
 import { blob, derive, merkleRoot } from './digest.js'
 import { open, packBatch, parts, seal, unpackBatch } from './envelope.js'
 import { Refused } from './errors.js'
@@ -17,6 +18,7 @@ import { decodeRecord, encodeRecord, TYPES } from './schema.js'
 import { bitsOf, packIds, packLogprobs, unpackIds, unpackLogprobs } from './tokens.js'
 import { blobKey, roleKey, topic } from './topics.js'
 import { readFloat, readValue } from './values.js'
+import { readRaw } from './zstd.js'
 
 const VECTORS = new URL('../../protocol/vectors/', import.meta.url)
 
@@ -205,6 +207,24 @@ const CHECKS = {
     }],
     invalid: ['record bytes error', ({ record, bytes, error }, same) =>
       same('error', error, reasonOf(() => decodeRecord(record, fromHex(bytes))))],
+  },
+
+  zstd: {
+    valid: ['size frame chunk', ({ size, frame, chunk }, same) => same('chunk', chunk, toHex(readRaw(fromHex(frame), size)))],
+    invalid: ['size frame error', ({ size, frame, error }, same) => same('error', error, reasonOf(() => readRaw(fromHex(frame), size)))],
+  },
+
+  delta: {
+    valid: ['base frame body positions values', ({ frame, body, positions, ...it }, same) => {
+      const base = patterns(fromHex(it.base))
+      for (const read of [readDelta(fromHex(frame), base), readBody(fromHex(body), base)]) {
+        same('positions', show(positions), show(read.positions))
+        same('values', it.values, toHex(patternBytes(read.values)))
+      }
+      same('body', body, toHex(writeBody({ positions, values: patterns(fromHex(it.values)) }, base)))
+    }],
+    invalid: ['base frame error', ({ base, frame, error }, same) =>
+      same('error', error, reasonOf(() => readDelta(fromHex(frame), patterns(fromHex(base)))))],
   },
 
   chain: { scenarios: ['manifest link? events'] }, // checked event by event, below

@@ -4,6 +4,7 @@
 import { ED25519_TORSION_SUBGROUP, ed25519 } from '@noble/curves/ed25519.js'
 import { fromHex, toHex } from './bytes.js'
 import { decode, encode } from './canonical.js'
+import { patterns, readDelta, writeBody } from './delta.js'
 import { derive, merkleRoot } from './digest.js'
 import { messageId, open, seal, signedBytes } from './envelope.js'
 import { publicKey, SMALL_ORDER } from './identity.js'
@@ -42,6 +43,19 @@ function tokens() {
     ids: [ids, toHex(packIds(list, 18))],
     'ids read again': [list.join(), unpackIds(fromHex(ids), 4, 18).join()],
     'log-probabilities': [logprobs, toHex(packLogprobs([-0.5, -70]))],
+  }
+}
+
+function delta() {
+  const [chunk, full] = find('delta', /from the chunk `([0-9a-f]+)`, where element 1 steps down by one and element 6 becomes `([0-9a-f]+)`/)
+  const [body, frame] = find('delta', /the body is\s+`([0-9a-f]+)`, and one frame of it is `([0-9a-f]+)`/)
+  const base = patterns(fromHex(chunk))
+  const change = { positions: [1, 6], values: [base[1] - 1, ...patterns(fromHex(full))] }
+  const read = readDelta(fromHex(frame), base)
+  return {
+    body: [body, toHex(writeBody(change, base))],
+    positions: [change.positions.join(), read.positions.join()],
+    values: [change.values.join(), read.values.join()],
   }
 }
 
@@ -114,4 +128,4 @@ function names() {
 /** Names of the records that can be sent or fetched: those that have a `max`. */
 export const recordsWithMax = [...TYPES.values()].filter((type) => type.max !== undefined).map((type) => type.name)
 
-export const EXAMPLES = { canonical, digest, identity, tokens, envelope, sampling, topics: names }
+export const EXAMPLES = { canonical, digest, identity, tokens, delta, envelope, sampling, topics: names }

@@ -8,6 +8,8 @@ import { checkPacked } from './tokens.js'
 
 const MOST_IDS = 768
 const MOST_FRAME = 16842752
+const MOST_READ = 4194304
+const MOST_BULK = 1073741824
 
 function hold(condition, detail) {
   if (!condition) refuse('inconsistent', detail)
@@ -78,6 +80,10 @@ function manifest({ engines, model, sampling, terms, trainers, verification, ver
   hold(sampling.max_prompt + sampling.max_tokens <= model.context, 'more tokens than the context holds')
 }
 
+function peersAnswer({ peers }) {
+  hold(ascends(peers.map((place) => place.key)), 'peers out of order')
+}
+
 function roster({ members }) {
   hold(ascends(members.map((member) => member.key)), 'members out of order')
 }
@@ -115,10 +121,15 @@ function termGrant({ ballots }) {
   hold(ascends(ballots.map((ballot) => ballot.elector)), 'ballots out of order')
 }
 
+const together = (most) => ({ slices }) => hold(sum(slices.map((each) => each.length)) <= most, `more than ${most} bytes`)
+
 export const RULES = {
+  BlobRead: together(MOST_READ),
+  BulkAsk: together(MOST_BULK),
   ChunkTable: chunkTable,
   Layout: layout,
   Manifest: manifest,
+  PeersAnswer: peersAnswer,
   Receipt: receipt,
   Roster: roster,
   TermGrant: termGrant,

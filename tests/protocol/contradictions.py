@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from protocol import Span, Stretch, TrajectoryGroup
+from protocol.blob import BlobRead, BulkAsk, Slice
 from protocol.digest import ZERO
 from protocol.join import Member
 from protocol.manifest import ModelFile
@@ -19,6 +20,7 @@ from .examples import (
     HEAD_ZERO,
     LAYOUT,
     MANIFEST,
+    PEERS_ANSWER,
     RECEIPT,
     ROSTER,
     SAMPLER,
@@ -63,6 +65,9 @@ _NO_LUCK = TrajectoryGroup.of(
 """A group that is all environment, so that any part of it may be called that."""
 
 CONTRADICTIONS: dict[str, Any] = {
+    # peers
+    "peers out of order": dataclasses.replace(PEERS_ANSWER, peers=PEERS_ANSWER.peers[::-1]),
+    "one peer told twice": dataclasses.replace(PEERS_ANSWER, peers=PEERS_ANSWER.peers[:1] * 2),
     # trajectory
     "columns of different lengths": _group(rewards=(0.5,)),
     "fewer finish reasons than completions": _group(finish=("end",)),
@@ -127,4 +132,7 @@ CONTRADICTIONS: dict[str, Any] = {
     "one elector's ballot twice": dataclasses.replace(
         GRANT, ballots=(Ballot(VERIFIER.public, bytes(64)), Ballot(VERIFIER.public, bytes(64)))
     ),
+    # blob
+    "a read of more than a stream carries": BlobRead((Slice(ZERO, 0, 1 << 22), Slice(ZERO, 0, 1))),
+    "an ask for more than the door gives": BulkAsk((Slice(ZERO, 0, 1 << 30), Slice(ZERO, 0, 1))),
 }

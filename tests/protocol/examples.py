@@ -10,9 +10,12 @@ import numpy as np
 from protocol import (
     ChunkTable,
     Completion,
+    Delivery,
     Figures,
     Frame,
     GroupReference,
+    HeadsAnswer,
+    HeadsQuestion,
     Heartbeat,
     Identity,
     Join,
@@ -21,6 +24,9 @@ from protocol import (
     Manifest,
     Member,
     Opened,
+    PeerPlace,
+    PeersAnswer,
+    PeersQuestion,
     Receipt,
     Refusal,
     RolloutRequest,
@@ -38,6 +44,7 @@ from protocol import (
     open_sealed,
     seal,
 )
+from protocol.blob import BlobHoldings, BlobRead, BlobWants, BulkAsk, BulkOffer, Slice
 from protocol.digest import ZERO
 from protocol.manifest import (
     Algorithm,
@@ -265,6 +272,32 @@ LINK = Link(
 )
 
 ROLLOUT_REQUEST = RolloutRequest(count=16, first=32, head=HEAD_ZERO_ID)
+DELIVERY = Delivery(cargo="joins", data=SEALED_JOIN, run=RUN)
+HEADS_QUESTION = HeadsQuestion(held=(HEAD_ZERO_ID,))
+HEADS_ANSWER = HeadsAnswer(heads=(SEALED_HEAD_ZERO,))
+
+WANTS = BlobWants.of([name("frame 0"), name("frame 2"), name("a stranger's blob")])
+HOLDINGS = BlobHoldings(sizes=(27_183, 0, None))
+SLICES = (Slice(name("frame 0"), 1_024, 26_159), Slice(name("frame 2"), 0, 9))
+READ = BlobRead(slices=SLICES)
+BULK_ASK = BulkAsk(slices=(Slice(name("anchor"), 0, 1 << 30),))
+BULK_OFFER = BulkOffer(pin=name("a certificate"), port=49_152, seconds=30, token=name("a token"))
+
+PEERS_QUESTION = PeersQuestion(wanted=8)
+PEERS_ANSWER = PeersAnswer(
+    peers=tuple(
+        sorted(
+            (
+                PeerPlace(TRAINER.public, ("/ip4/198.51.100.7/tcp/4001", "/ip6/2001:db8::7/tcp/4001")),
+                PeerPlace(
+                    STRANGER.public,
+                    ("/ip4/203.0.113.9/tcp/4001/p2p/" + VERIFIER.peer_id + "/p2p-circuit",),
+                ),
+            ),
+            key=lambda place: place.key,
+        )
+    )
+)
 
 SEALED_TYPES = {
     "manifest": (MANIFEST, TRAINER, ZERO),
@@ -280,7 +313,23 @@ SEALED_TYPES = {
 }
 """Messages that travel sealed: an example, who says it, and in which run."""
 
-BARE_TYPES = {"roster": ROSTER, "chunk-table": TABLE, "layout": LAYOUT, "grant": GRANT, "link": LINK}
+BARE_TYPES = {
+    "roster": ROSTER,
+    "chunk-table": TABLE,
+    "layout": LAYOUT,
+    "grant": GRANT,
+    "link": LINK,
+    "delivery": DELIVERY,
+    "blob-wants": WANTS,
+    "blob-holdings": HOLDINGS,
+    "blob-read": READ,
+    "bulk-ask": BULK_ASK,
+    "bulk-offer": BULK_OFFER,
+    "peers-question": PEERS_QUESTION,
+    "peers-answer": PEERS_ANSWER,
+    "heads-question": HEADS_QUESTION,
+    "heads-answer": HEADS_ANSWER,
+}
 """Objects that travel bare: named by their hash, or proving themselves."""
 
 MESSAGES = {kind: message for kind, (message, _, _) in SEALED_TYPES.items()} | BARE_TYPES

@@ -27,6 +27,8 @@ from protocol import (
     TermGrant,
     canonical,
     decode,
+    decode_delta,
+    decode_raw,
     encode,
     limits,
     open_sealed,
@@ -38,6 +40,7 @@ from protocol import (
     wire,
     write_batch,
 )
+from protocol.delta import write_columns
 from protocol.digest import ZERO, blob_id, derive, merkle_root
 from protocol.errors import ChainError
 from protocol.identity import check_key, peer_id, public_key_of
@@ -59,6 +62,18 @@ from .examples import (
     VERDICT,
     VERIFIER,
     name,
+)
+from .frames import (
+    body,
+    bombs,
+    faulty_bodies,
+    faulty_zstd,
+    header,
+    hexed,
+    patterns,
+    plain_frame,
+    repeated,
+    stories,
 )
 from .idl import edges, located
 from .loose import loose_bytes, loose_seal
@@ -754,6 +769,67 @@ def _told(what: str, link: Link | None, events: list[Any]) -> Case:
     return scenario | {"events": told}
 
 
+def zstd_cases() -> dict[str, list[Case]]:
+    good = bytes(range(40))
+    valid = {
+        "one byte": (b"a", plain_frame(b"a")),
+        "forty bytes": (good, plain_frame(good)),
+        "a size of two bytes": (bytes(300), header(300, width=2) + repeated(0, 300)),
+        "a window of 8 MiB": (good, header(40, window=13 << 3) + plain_frame(good)[9:]),
+    }
+    invalid = faulty_zstd(good) | {
+        "one byte more than the chunk has": plain_frame(bytes(41)),
+        "one byte less than the chunk has": plain_frame(bytes(39)),
+        "far more than the chunk has": header(131_072) + repeated(0, 131_072),
+    }
+    return {
+        "valid": [
+            {
+                "name": what,
+                "size": len(chunk),
+                "frame": frame.hex(),
+                "chunk": decode_raw(frame, len(chunk)).hex(),
+            }
+            for what, (chunk, frame) in valid.items()
+        ],
+        "invalid": [
+            {
+                "name": what,
+                "size": 40,
+                "frame": frame.hex(),
+                "error": refusal(lambda frame=frame: decode_raw(frame, 40)),
+            }
+            for what, frame in invalid.items()
+        ],
+    }
+
+
+def delta_cases() -> dict[str, list[Case]]:
+    valid = []
+    for what, story in stories().items():
+        columns = b"".join(write_columns(story.base, story.new))
+        frame = story.frame or plain_frame(columns)
+        read = decode_delta(frame, story.base)
+        case = {"name": what, "frame": frame.hex(), "body": columns.hex(), "base": hexed(story.base)}
+        valid.append(case | {"positions": read.positions.tolist(), "values": hexed(read.values)})
+    few = patterns("003c013c023c033c043c053c063c073c")
+    zstd = faulty_zstd(body(b"\2", b"\2")) | bombs()
+    invalid = {what: (few, frame) for what, frame in zstd.items()}
+    invalid |= {what: (base, plain_frame(data)) for what, (base, data) in faulty_bodies().items()}
+    return {
+        "valid": valid,
+        "invalid": [
+            {
+                "name": what,
+                "base": hexed(base),
+                "frame": frame.hex(),
+                "error": refusal(lambda base=base, frame=frame: decode_delta(frame, base)),
+            }
+            for what, (base, frame) in invalid.items()
+        ],
+    }
+
+
 FILES: dict[str, tuple[str, Callable[[], dict[str, list[Case]]]]] = {
     "canonical": ("One byte form per value.", canonical_cases),
     "digest": ("Names for bytes.", digest_cases),
@@ -766,6 +842,8 @@ FILES: dict[str, tuple[str, Callable[[], dict[str, list[Case]]]]] = {
     "link": ("Links to runs.", link_cases),
     "messages": ("Every record that travels.", messages_cases),
     "chain": ("What may follow what.", chain_cases),
+    "zstd": ("One zstd frame, and chunks in it as they are.", zstd_cases),
+    "delta": ("What changed in a chunk of 16-bit patterns.", delta_cases),
 }
 
 

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from protocol import (
     ChunkTable,
     Completion,
+    Delivery,
     Frame,
     GroupReference,
+    HeadsAnswer,
+    HeadsQuestion,
     Heartbeat,
     Identity,
     Join,
@@ -21,6 +24,9 @@ from protocol import (
     Link,
     Manifest,
     Member,
+    PeerPlace,
+    PeersAnswer,
+    PeersQuestion,
     Receipt,
     Refusal,
     RolloutRequest,
@@ -36,6 +42,7 @@ from protocol import (
     limits,
     wire,
 )
+from protocol.blob import BlobHoldings, BlobRead, BlobWants, BulkAsk, BulkOffer, Slice
 from protocol.digest import ZERO
 from protocol.weights import Ballot, TensorEntry
 
@@ -263,10 +270,31 @@ def grants(draw: st.DrawFn) -> TermGrant:
     return TermGrant(tuple(Ballot(key, draw(st.binary(min_size=64, max_size=64))) for key in electors), vote)
 
 
+@st.composite
+def slices(draw: st.DrawFn, most: int) -> tuple[Slice, ...]:
+    """Slices that have together at most so many bytes."""
+    count = draw(st.integers(1, 5))
+    lengths = draw(st.lists(st.integers(1, most // count), min_size=count, max_size=count))
+    return tuple(Slice(draw(digests), draw(counters), length) for length in lengths)
+
+
 rosters = unique_keys(0, 8).flatmap(
     lambda keys: st.tuples(*(st.builds(Member, st.just(key), engines, digests) for key in sorted(keys))).map(
         Roster
     )
+)
+
+peer_lists = unique_keys(0, 8).flatmap(
+    lambda keys: st.tuples(
+        *(
+            st.builds(
+                PeerPlace,
+                st.just(key),
+                st.lists(notation("address"), min_size=1, max_size=3).map(tuple),
+            )
+            for key in sorted(keys)
+        )
+    ).map(PeersAnswer)
 )
 
 ANY: dict[str, st.SearchStrategy[Any]] = {
@@ -285,6 +313,16 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
     "layout": layouts(),
     "grant": grants(),
     "link": independent(Link),
+    "peers-question": independent(PeersQuestion),
+    "peers-answer": peer_lists,
+    "delivery": independent(Delivery),
+    "blob-wants": independent(BlobWants),
+    "blob-holdings": independent(BlobHoldings),
+    "blob-read": slices(limits.READ_BYTES).map(BlobRead),
+    "bulk-ask": slices(limits.BULK_BYTES).map(BulkAsk),
+    "bulk-offer": independent(BulkOffer),
+    "heads-question": independent(HeadsQuestion),
+    "heads-answer": independent(HeadsAnswer),
 }
 
 __all__ = ["ANY", "canonical", "values"]

@@ -25,10 +25,14 @@ def every_wire_type() -> dict[str, type]:
     found: dict[str, type] = {}
     for module in (
         "batch",
+        "delivery",
+        "blob",
         "envelope",
+        "heads",
         "join",
         "link",
         "manifest",
+        "peers",
         "receipt",
         "rollout",
         "trajectory",

@@ -9,14 +9,14 @@ from protocol import errors, limits, receipt, topics
 from .idl import SPEC
 
 TEXT = SPEC.read_text()
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def known_tests() -> set[str]:
     found = set()
     for path in TESTS.rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 found.add(node.name)
     return found
 
@@ -69,10 +69,11 @@ def test_the_limits_are_the_codes():
     assert f"at most {limits.RECEIPT_IDS} ids" in TEXT
     assert f"chunks of {limits.CHUNK_ELEMENTS:,} elements" in TEXT
     assert f"more than {limits.FRAME_BYTES:,} bytes" in TEXT
+    assert f"a window of at most {limits.WINDOW_BYTES:,} bytes" in TEXT
 
 
 def test_the_sections_are_the_files():
-    files = {path.stem for path in (TESTS.parents[1] / "protocol").glob("*.py")} - {"__init__"}
+    files = {path.stem for path in (TESTS.parent / "protocol").glob("*.py")} - {"__init__"}
     assert set(re.findall(r"^## (\w+)", TEXT, re.MULTILINE)) == files | {"vectors"}
 
 

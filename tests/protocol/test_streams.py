@@ -4,31 +4,49 @@ import re
 
 import pytest
 
-from echo_node.weights.heads import ANSWER_BYTES, MOST_HEADS, read_heads
-from protocol import ProtocolError, canonical, topics
+from protocol import HeadsAnswer, HeadsQuestion, ProtocolError, canonical, decode, encode, limits, topics
 
-from .examples import SEALED_HEAD_ZERO
+from .examples import SEALED_HEAD_ZERO, name
 from .idl import SPEC
 
 
 def test_an_answer_of_heads_is_bounded_and_nothing_else():
-    assert read_heads(canonical.encode([])) == []
-    assert read_heads(canonical.encode([SEALED_HEAD_ZERO] * MOST_HEADS)) == [SEALED_HEAD_ZERO] * MOST_HEADS
+    for count in (0, 1, limits.CHAIN_HEADS):
+        heads = (SEALED_HEAD_ZERO,) * count
+        assert decode(HeadsAnswer, encode(HeadsAnswer(heads))).heads == heads
+    one = canonical.encode({"heads": [SEALED_HEAD_ZERO]})
     for bad in (
-        canonical.encode([SEALED_HEAD_ZERO] * (MOST_HEADS + 1)),
-        canonical.encode([SEALED_HEAD_ZERO, None]),
-        canonical.encode({"heads": []}),
-        canonical.encode([SEALED_HEAD_ZERO])[:-1],
-        canonical.encode([SEALED_HEAD_ZERO]) + b"\xc0",
-        canonical.pack([bytes(ANSWER_BYTES)]),
+        canonical.encode({"heads": [SEALED_HEAD_ZERO] * (limits.CHAIN_HEADS + 1)}),
+        canonical.encode({"heads": [SEALED_HEAD_ZERO, None]}),
+        canonical.encode({"heads": [b""]}),
+        canonical.encode([SEALED_HEAD_ZERO]),
+        one[:-1],
+        one + b"\xc0",
+        canonical.pack({"heads": [bytes(limits.HEADS_BYTES)]}),
         b"",
     ):
         with pytest.raises(ProtocolError):
-            read_heads(bad)
+            decode(HeadsAnswer, bad)
+
+
+def test_the_largest_heads_that_there_can_be_fit_into_one_answer():
+    longest = (b"h" * (limits.HEAD_BYTES + limits.ENVELOPE_BYTES),) * limits.CHAIN_HEADS
+    assert decode(HeadsAnswer, encode(HeadsAnswer(longest))).heads == longest
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 31, 32, 33, 1_000, 1_000_000])
+def test_whoever_asks_names_its_newest_heads_then_fewer_and_its_oldest(count):
+    ids = [name("0"), name("1"), name("2"), name("3")]
+    heads = [*ids[:1], *([ids[1]] * max(0, count - 3)), *ids[2:]][:count] if count > 3 else ids[:count]
+    question = HeadsQuestion.of(heads)
+    assert decode(HeadsQuestion, encode(question)) == question
+    assert len(question.held) <= min(count, limits.HELD_HEADS)
+    assert question.held[:1] == tuple(heads[-1:])
+    assert question.held[-1:] == tuple(heads[:1])
+    if count <= limits.HELD_HEADS // 4:
+        assert question.held == tuple(heads[::-1])
 
 
 def test_every_stream_says_what_travels_on_it():
     section = SPEC.read_text().split("## topics")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(/echo/\w+/1)` \| \S", section, re.MULTILINE)) == set(topics.STREAMS)
-    assert f"at most {MOST_HEADS} byte strings" in section
-    assert f"at most {ANSWER_BYTES} bytes" in section

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from protocol import ProtocolError, canonical, decode, encode, open_sealed
+from protocol import ProtocolError, canonical, decode, decode_delta, decode_raw, encode, open_sealed
 from protocol.batch import read_batch
 from protocol.identity import check_key, public_key_of
 from protocol.link import Link
 
 from .examples import MESSAGES, SEALED_TYPES
+from .frames import patterns
 from .make_vectors import FILES, FOLDER, make, plain
 
 VECTORS = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
@@ -33,6 +34,10 @@ def attempt(file: str, case: dict) -> None:
         read_batch(bytes.fromhex(case["bytes"]))
     elif file == "link":
         Link.parse(case["link"])
+    elif file == "zstd":
+        decode_raw(bytes.fromhex(case["frame"]), case["size"])
+    elif file == "delta":
+        decode_delta(bytes.fromhex(case["frame"]), patterns(case["base"]))
     else:
         raise AssertionError(f"no way to try {file}")
 

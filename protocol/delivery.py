@@ -1,0 +1,40 @@
+"""What would be gossiped, handed to one peer by name: gossip may be lost, a question is answered or fails.
+
+A delivery travels bare, since whatever it carries is sealed by itself. Knows no cargo.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Final
+
+from protocol import limits, topics
+from protocol.errors import OutOfRangeError
+from protocol.fields import Digest, blob, choice
+from protocol.wire import record
+
+_TOPIC: Final = re.compile(rf"/echo/{limits.MAJOR}/([0-9a-f]{{64}})/([a-z]+)")
+
+
+@record
+class Delivery:
+    """The bytes of one gossip message, with the run and the cargo of the topic that they belong to."""
+
+    LIMIT: ClassVar[int] = limits.DELIVERY_BYTES
+
+    cargo: Annotated[str, choice(*topics.CARGOES)]
+    data: Annotated[bytes, blob(limits.GOSSIP_BYTES, 1)]
+    run: Digest
+
+    @classmethod
+    def on(cls, topic: str, data: bytes) -> Delivery:
+        """The delivery of what would be gossiped on this topic."""
+        named = _TOPIC.fullmatch(topic)
+        if named is None or named[2] not in topics.CARGOES:
+            raise OutOfRangeError(f"{topic[:100]!r} is not the topic of a cargo of a run", "topic")
+        return cls(cargo=named[2], data=data, run=bytes.fromhex(named[1]))
+
+    @property
+    def topic(self) -> str:
+        """The gossip topic that the data belongs to."""
+        return topics.topic(self.run, self.cargo)
