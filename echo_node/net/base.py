@@ -32,6 +32,14 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Mute:
+    """A peer that is not heard for now, and why."""
+
+    seconds: float
+    reasons: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class PeerEvent:
     """A peer can be reached from now on, or no longer."""
 
@@ -115,6 +123,11 @@ class Network(Protocol):
     def peers(self) -> frozenset[bytes]:
         """The peers that can be reached now."""
 
+    def address(self, peer: bytes) -> str | None:
+        """The IP address at which this node is connected to a peer: that of the connection itself, never one that
+        it was told. None where a relay stands between, or nothing.
+        """
+
     def watch(self) -> AbstractAsyncContextManager[Inbox[PeerEvent]]:
         """Comings and goings from now on. A reader that falls behind loses the oldest: `peers` is the truth."""
 
@@ -123,6 +136,9 @@ class Network(Protocol):
 
     def scores(self) -> Mapping[bytes, Mapping[str, int]]:
         """Faults by peer and reason."""
+
+    def mutes(self) -> Mapping[bytes, Mute]:
+        """Peers that are not heard for now, because too much of what they sent was bad: for how long, and why."""
 
     def counts(self) -> Mapping[str, int]:
         """What this node has sent, got, dropped and contained, by name."""

@@ -49,9 +49,12 @@ class MemorySwarm:
         delay: tuple[float, float] = (0.0, 0.0),
         duplicate: float = 0.0,
         reorder: float = 0.0,
+        address: str | None = None,
     ) -> None:
         self.weather = Weather(loss=loss, delay=delay, duplicate=duplicate, reorder=reorder)
         """What happens on the way; give it another `Weather` at any moment."""
+        self.address = address
+        """Where every node says that every other is; `127.0.0.1` lets them meet outside of this swarm as well."""
         self._seed = seed
         self._nodes: dict[bytes, MemoryNetwork] = {}
         self._links: dict[tuple[bytes, bytes], Link] = {}

@@ -22,14 +22,16 @@ from echo_node.net.base import (
     Failure,
     Handler,
     Message,
+    Mute,
     PeerEvent,
     Reject,
     RequestError,
     Validator,
 )
-from echo_node.net.guard import Faults, answer, check_bytes, check_name, judge
+from echo_node.net.guard import answer, check_bytes, check_name, judge
 from echo_node.net.inbox import Inbox
 from echo_node.net.seen import Seen, message_id
+from echo_node.net.standing import Standing
 from protocol import limits, peer_id
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class MemoryNetwork:
         self._watchers: list[Inbox[PeerEvent]] = []
         self._provided: dict[bytes, None] = {}
         self._seen = Seen()
-        self._faults = Faults()
+        self._standing = Standing()
         self._counts: Counter[str] = Counter()
 
     @property
@@ -166,6 +168,9 @@ class MemoryNetwork:
     def peers(self) -> frozenset[bytes]:
         return frozenset(self._swarm.reachable(self._public)) if self._here else frozenset()
 
+    def address(self, peer: bytes) -> str | None:
+        return self._swarm.address if peer in self.peers() else None
+
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[Inbox[PeerEvent]]:
         self._check_here()
@@ -179,10 +184,13 @@ class MemoryNetwork:
             inbox.close()
 
     def score(self, peer: bytes, reason: str) -> None:
-        self._faults.score(peer, reason)
+        self._standing.fault(peer, reason)
 
     def scores(self) -> Mapping[bytes, Mapping[str, int]]:
-        return self._faults.scores()
+        return self._standing.scores()
+
+    def mutes(self) -> Mapping[bytes, Mute]:
+        return self._standing.mutes()
 
     def counts(self) -> Mapping[str, int]:
         return dict(self._counts)
@@ -194,6 +202,9 @@ class MemoryNetwork:
 
     def arrive(self, identifier: bytes, message: Message, *, again: bool) -> None:
         """Judge a message once per subscription, and put it where it is wanted."""
+        if self._standing.muted(message.sender):
+            self._counts["muted"] += 1
+            return
         if identifier in self._seen and not again:
             self._counts["repeated"] += 1
             return
@@ -207,11 +218,12 @@ class MemoryNetwork:
                 self._counts["ignored"] += 1
                 continue
             self._seen.add(identifier)
+            self._standing.credit(message.sender)
             self._counts["received"] += 1
             self._counts["dropped"] += not inbox.put(message)
         if rejected:
             self._counts["rejected"] += 1
-            self._faults.score(message.sender, rejected)
+            self._standing.fault(message.sender, rejected)
 
     def notice(self, before: Mapping[bytes, object], after: Mapping[bytes, object]) -> None:
         """Peers came or went: tell the watchers, and break off questions to those that went."""
@@ -254,6 +266,8 @@ class MemoryNetwork:
         service = self._services.get(stream)
         if service is None:
             return RequestError("no-handler", "it does not serve this stream")
+        if self._standing.muted(asker):
+            return RequestError("unreachable", "it does not hear this node for now")
         if len(data) > service.most:
             return RequestError(
                 "too-large", f"a question of {len(data)} bytes, at most {service.most} are taken"

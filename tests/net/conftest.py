@@ -6,17 +6,36 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from echo_node.net.libp2p import SwarmSettings, join_swarm
 from echo_node.net.memory import MemorySwarm
 from tests.net.behaviour import IDENTITIES, until
 
 
 @asynccontextmanager
 async def memory():
-    async with MemorySwarm() as swarm:
+    async with MemorySwarm(address="127.0.0.1") as swarm:
         yield swarm.join
 
 
-MEDIA = [memory]
+@asynccontextmanager
+async def libp2p():
+    """Real hosts on loopback. Each dials those that are there, so that all are connected."""
+    here = {}
+
+    @asynccontextmanager
+    async def join(identity):
+        settings = SwarmSettings(listen=("/ip4/127.0.0.1/tcp/0",), seeds=tuple(here.values()))
+        async with join_swarm(identity, settings) as network:
+            here[identity.public] = network.addresses[0]
+            try:
+                yield network
+            finally:
+                here.pop(identity.public, None)
+
+    yield join
+
+
+MEDIA = [memory, libp2p]
 
 
 @pytest.fixture(params=MEDIA, ids=lambda medium: medium.__name__)

@@ -227,3 +227,39 @@ async def test_faults_are_kept_by_peer_and_reason(pair):
         one.score(two.public, reason)
     assert one.scores() == {two.public: {"bad-frame": 2, "late": 1}}
     assert two.scores() == {}
+
+
+async def test_a_peer_that_sends_mostly_rubbish_is_not_heard_for_a_while_and_the_reason_is_kept(join):
+    def validator(message):
+        return Reject("malformed") if message.data.startswith(b"bad") else ACCEPT
+
+    async with join(IDENTITIES[0]) as one, join(IDENTITIES[1]) as two, join(IDENTITIES[2]) as three:
+        await until(lambda: len(two.peers()) == 2)
+        async with two.subscribe(TOPIC, validator) as inbox:
+            for n in range(20):
+                await one.publish(TOPIC, b"bad %d" % n)
+            await until(lambda: one.public in two.mutes())
+            await one.publish(TOPIC, b"good, too late")
+            await three.publish(TOPIC, b"good")
+            assert (await next_of(inbox)).data == b"good"
+            assert two.mutes()[one.public].reasons["malformed"] > 8
+            assert two.mutes()[one.public].seconds > 0
+            assert three.public not in two.mutes()
+
+
+async def test_a_few_bad_messages_among_many_good_ones_mute_nobody(pair):
+    one, two = pair
+
+    def validator(message):
+        return Reject("malformed") if message.data.startswith(b"bad") else ACCEPT
+
+    async with two.subscribe(TOPIC, validator) as inbox:
+        for n in range(60):
+            await one.publish(TOPIC, b"good %d" % n)
+            await next_of(inbox)
+        for n in range(12):
+            await one.publish(TOPIC, b"bad %d" % n)
+        await one.publish(TOPIC, b"good at last")
+        assert (await next_of(inbox)).data == b"good at last"
+    assert two.scores() == {one.public: {"malformed": 12}}
+    assert two.mutes() == {}

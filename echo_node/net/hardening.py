@@ -1,0 +1,109 @@
+"""Every patch to py-libp2p that cannot be a subclass, in one place. Each has a test that fails without it.
+
+The patches reach into the library's inside, so the version is checked first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from importlib.metadata import version
+from typing import Any, Final
+
+from libp2p.exceptions import ParseError
+from libp2p.io.exceptions import IOException
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.protocol_muxer import multiselect_communicator
+from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
+from libp2p.stream_muxer import muxer_multistream
+from libp2p.tools.anyio_service.trio_manager import TrioManager
+from libp2p.utils.varint import read_varint_prefixed_bytes_limited
+
+from echo_node.errors import ConfigError, DefectError, EchoError, boundary
+from echo_node.net.muxing.yamux import Yamux
+
+VERSION: Final = "0.8.1"
+NEGOTIATION_BYTES: Final = 1_024
+"""One line of multistream-select: the name of a protocol, or a word."""
+_done: list[bool] = []
+_log = logging.getLogger("echo_node.net.hardening")
+
+
+def harden() -> None:
+    """Patch the library, once per process."""
+    if _done:
+        return
+    if (found := version("libp2p")) != VERSION:
+        raise ConfigError(
+            f"py-libp2p {found} is installed, and echo-node is made for {VERSION}",
+            advice=f"pip install 'libp2p=={VERSION}'",
+        )
+    _quieten()
+    _hand_in_our_yamux()
+    _bound_negotiation()
+    _contain_tasks()
+    _done.append(True)
+
+
+def _quieten() -> None:
+    """The library logs what any stranger does to it, and part of that on the root logger. One of its loggers has a
+    level of its own, and repeats for ever that there could be more connections.
+    """
+    for name in ("libp2p", "libp2p.network.auto_connector"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _hand_in_our_yamux() -> None:
+    """For `/yamux/1.0.0` the library takes its own class, whatever muxer it was handed."""
+    muxer_multistream.Yamux = Yamux  # type: ignore[attr-defined, assignment]
+
+
+def _bound_negotiation() -> None:
+    """Whoever dials may announce a line of any length, before it has shown who it is, and the library reads all of it.
+    A line that is no text ends the negotiation, and not whoever runs it.
+    """
+
+    async def read(self: multiselect_communicator.MultiselectCommunicator) -> str:
+        try:
+            line = await read_varint_prefixed_bytes_limited(self.read_writer, NEGOTIATION_BYTES)
+            text = line.decode()
+        except (ParseError, IOException, UnicodeDecodeError) as error:
+            raise MultiselectCommunicatorError("a line that is none") from error
+        if not text.endswith("\n"):
+            raise MultiselectCommunicatorError("a line without an end")
+        return text[:-1]
+
+    multiselect_communicator.MultiselectCommunicator.read = read  # type: ignore[method-assign]
+
+
+def _contain_tasks() -> None:
+    """An error in a task of a service ends the service, and the tasks of a swarm are its connections: with the first
+    unexpected error on one of them the library ends them all. Here it ends that connection.
+    """
+    stock = TrioManager.run_task
+
+    def run_task(
+        self: TrioManager,
+        async_fn: Callable[..., Awaitable[Any]],
+        *args: Any,
+        _internal: bool = False,
+        **named: Any,
+    ) -> None:
+        stock(self, async_fn if _internal else _contained(async_fn), *args, _internal=_internal, **named)
+
+    TrioManager.run_task = run_task  # type: ignore[method-assign]
+
+
+def _contained(work: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[None]]:
+    @wraps(work)
+    async def run(*args: Any) -> None:
+        try:
+            with boundary(DefectError, "carrying a connection"):
+                await work(*args)
+        except (EchoError, ExceptionGroup) as error:
+            _log.error("%s", error, exc_info=error)
+            if isinstance(connection := getattr(work, "__self__", None), SwarmConn):
+                await connection.close()
+
+    return run

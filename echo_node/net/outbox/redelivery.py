@@ -1,0 +1,132 @@
+"""Delivery that loses nothing: whatever is pending in an outbox is gossiped, and what no receipt names within a moment is
+delivered by hand to each recipient until one does, whatever restarts on the way.
+
+Receipts reach the outbox by their reader, wherever they were heard. It knows nothing of what the items mean, nor who leads.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import trio
+
+from echo_node.errors import PeerError
+from echo_node.net.base import Network, PeerEvent, RequestError
+from echo_node.net.inbox import Inbox
+from echo_node.net.outbox.backoff import Patience
+from echo_node.net.outbox.item import LONGEST
+from echo_node.net.outbox.outbox import Outbox
+from echo_node.net.outbox.route import Heard, Pack, Route, packed
+from protocol import limits
+
+log = logging.getLogger(__name__)
+Recipients: TypeAlias = Callable[[], Sequence[bytes]]
+"""The keys of those who should have every item: at least whoever gives receipts."""
+
+
+class Redelivery:
+    """The outgoing half of delivery. `luck` spreads the tries of many nodes; a test gives its own."""
+
+    def __init__(
+        self,
+        network: Network,
+        outbox: Outbox,
+        *,
+        recipients: Recipients,
+        pack: Pack,
+        heard: Heard,
+        patience: Patience | None = None,
+        luck: random.Random | None = None,
+    ) -> None:
+        self._network = network
+        self._outbox = outbox
+        self._recipients = recipients
+        self._pack = pack
+        self._heard = heard
+        self._patience = patience or Patience()
+        self._luck = luck or random.SystemRandom()
+        self._routes: dict[bytes, Route] = {}
+        self._rerouted = trio.Event()
+
+    async def run(self) -> None:
+        """Gossip and deliver until cancelled, or until this node leaves the network (`PeerError`)."""
+        async with self._network.watch() as events, trio.open_nursery() as nursery:
+            nursery.start_soon(self._gossip)
+            nursery.start_soon(self._feed)
+            nursery.start_soon(self._watch, events)
+            nursery.start_soon(self._keep_routes)
+
+    def reroute(self) -> None:
+        """The recipients may be others from now on."""
+        self._rerouted.set()
+
+    async def _gossip(self) -> None:
+        """Each item once, several in one message, and no more than one message's worth at a time."""
+        waiting: deque[bytes] = deque()
+        mark = 0
+        while True:
+            if not waiting:
+                await self._outbox.wait(mark)
+            await trio.sleep(self._patience.gather)
+            fresh, mark = self._outbox.since(mark)
+            waiting.extend(fresh)
+            for topic, message in packed(await self._outbox.read(self._next(waiting)), self._pack):
+                try:
+                    await self._network.publish(topic, message)
+                except PeerError as error:
+                    if isinstance(error, RequestError) and error.reason == "left":
+                        raise
+                    log.info("some items could not be gossiped, and go by hand: %s", error)
+
+    def _next(self, waiting: deque[bytes]) -> list[bytes]:
+        chosen: list[bytes] = []
+        room = LONGEST
+        while waiting and len(chosen) < limits.BATCH:
+            room -= self._outbox.size(waiting[0]) + 5
+            if room < 0 and chosen:
+                break
+            chosen.append(waiting.popleft())
+        return chosen
+
+    async def _feed(self) -> None:
+        """Tell the routes of what is new."""
+        mark = 0
+        while True:
+            await self._outbox.wait(mark)
+            _, mark = self._outbox.since(mark)
+            for route in self._routes.values():
+                route.stir()
+
+    async def _watch(self, events: Inbox[PeerEvent]) -> None:
+        async for event in events:
+            if event.joined and event.public in self._routes:
+                self._routes[event.public].hurry()
+
+    async def _keep_routes(self) -> None:
+        """One task for each recipient, so that none waits for another."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._rerouted = trio.Event()
+                wanted = [peer for peer in dict.fromkeys(self._recipients()) if peer != self._network.public]
+                for peer in set(self._routes) - set(wanted):
+                    self._routes.pop(peer).scope.cancel()
+                for peer in wanted:
+                    if peer not in self._routes:
+                        route = self._routes[peer] = self._route_to(peer)
+                        nursery.start_soon(route.run)
+                await self._rerouted.wait()
+
+    def _route_to(self, peer: bytes) -> Route:
+        return Route(
+            peer,
+            self._network,
+            self._outbox,
+            pack=self._pack,
+            heard=self._heard,
+            patience=self._patience,
+            luck=self._luck,
+        )
