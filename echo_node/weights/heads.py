@@ -1,46 +1,49 @@
-"""Heads for those who missed some: a node asks with the newest that it holds, and is sent what follows.
+"""Heads for those who missed some: any node that holds heads answers, from wherever the asker's chain leaves its own.
 
-Gossip loses messages and newcomers start with nothing, so the chain is never learnt from gossip alone.
+Gossip loses messages and newcomers start with nothing, so the chain is never learnt from gossip alone. It reads what
+is held, and keeps and judges nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from protocol import ZERO, Opened, WeightsHead, canonical, limits
-from protocol.errors import OutOfRangeError, WrongTypeError
+from protocol import HeadsAnswer, HeadsQuestion, Opened, WeightsHead, decode, encode, limits
+from protocol.errors import OutOfRangeError
 
-MOST_HEADS: Final = 256
-ANSWER_BYTES: Final = MOST_HEADS * (limits.HEAD_BYTES + limits.ENVELOPE_BYTES + 8)
+Head: TypeAlias = Opened[WeightsHead]
 
 
 class HeadServer:
     """Answers with the heads that follow one, oldest first, at most so many at once."""
 
-    def __init__(self, heads: Sequence[Opened[WeightsHead]]) -> None:
-        self._heads = heads
+    def __init__(self, chain: Callable[[], Sequence[Head]]) -> None:
+        self._chain = chain
+        """What is held now: versions one after the other, without a gap."""
+        self._versions: dict[bytes, int] = {}
 
-    async def serve(self, _peer: bytes, newest: bytes) -> bytes:
-        """`newest` is the id of a head, or 32 zero bytes for none."""
-        heads = self._heads
-        start = (
-            0 if newest == ZERO else next((i + 1 for i, head in enumerate(heads) if head.id == newest), None)
-        )
-        if start is None:
-            raise OutOfRangeError("this node does not know that head", "chain")
-        return canonical.encode(
-            [head.sealed for head in heads[start : start + MOST_HEADS]], most=ANSWER_BYTES
-        )
+    async def serve(self, _peer: bytes, question: bytes) -> bytes:
+        held = decode(HeadsQuestion, question).held
+        heads = self._chain()
+        start = self._after(heads, held) if held else 0
+        following = heads[start : start + limits.CHAIN_HEADS]
+        return encode(HeadsAnswer(tuple(head.sealed for head in following)))
 
+    def _after(self, heads: Sequence[Head], held: Sequence[bytes]) -> int:
+        self._learn(heads)
+        for head_id in held:
+            version = self._versions.get(head_id)
+            if version is None or not heads:
+                continue
+            place = version - heads[0].message.version
+            if 0 <= place < len(heads) and heads[place].id == head_id:
+                return place + 1
+        raise OutOfRangeError("this node does not know that head", "held")
 
-def read_heads(answer: bytes) -> list[bytes]:
-    """The sealed heads of an answer. They still have to be opened and to follow the rules."""
-    sealed = canonical.decode(answer, most=ANSWER_BYTES)
-    if (
-        type(sealed) is not list
-        or len(sealed) > MOST_HEADS
-        or any(type(item) is not bytes for item in sealed)
-    ):
-        raise WrongTypeError(f"not an array of at most {MOST_HEADS} sealed heads", "chain")
-    return sealed
+    def _learn(self, heads: Sequence[Head]) -> None:
+        """Remember where each head stands. Only what is new is looked at: a chain grows at its end."""
+        for head in reversed(heads):
+            if head.id in self._versions:
+                return
+            self._versions[head.id] = head.message.version

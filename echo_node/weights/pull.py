@@ -1,116 +1,330 @@
-"""Follow the chain: hear heads, fetch what they name, and hold only what was proven. Knows no engine.
+"""Follow the chain: from the state that is held to the one that is wanted, by the cheapest way that somebody can give.
 
-Whatever a peer sends is checked against the hash that the head commits to, and the whole state against its root and
-layout, before anything is handed on.
+Heads are heard (`hearing`), a way is planned over them (`routes`), its tables and frames are fetched straight into the
+store's folder from whoever has them (`net/blobs`), the store proves and takes each step, and what was fetched is
+offered to others while the rest is still under way (`offering`). It knows no engine, and no rule of the chain.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final, TypeVar
+
 import trio
 
-from echo_node.errors import PeerError, boundary
+from echo_node.errors import PeerError, StoreError
 from echo_node.net.base import Network
-from echo_node.weights.heads import ANSWER_BYTES, read_heads
-from echo_node.weights.publish import ANCHOR_CODEC
-from echo_node.weights.state import State, chunk_hashes, layout_of, read_safetensors
-from echo_node.weights.store import check_blob
-from protocol import (
-    ZERO,
-    ChainError,
-    ChunkTable,
-    Follower,
-    Opened,
-    Roster,
-    Rules,
-    WeightsHead,
-    blob_id,
-    decode,
-    encode,
-    limits,
-    merkle_root,
-    open_sealed,
-    topics,
-)
+from echo_node.net.blobs.blobs import Blobs
+from echo_node.net.blobs.bulk import BulkPort
+from echo_node.net.blobs.download import DownloadSettings
+from echo_node.net.blobs.download import Progress as Fetched
+from echo_node.net.blobs.holders import Want
+from echo_node.net.throttle import Uplink
+from echo_node.weights.hearing import Hearing
+from echo_node.weights.journal import Head
+from echo_node.weights.offering import Offering
+from echo_node.weights.passage import ANCHOR_CODEC
+from echo_node.weights.progress import Pulling, Pulls
+from echo_node.weights.refusal import UnprovenError
+from echo_node.weights.routes import Step, Way, cheapest
+from echo_node.weights.state import State
+from echo_node.weights.store import WeightsStore
+from echo_node.weights.taking import take_way
+from protocol import Roster, Route, decode, limits, peer_id
 
-FETCH_SECONDS = 60.0
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SMALL_BYTES: Final = limits.READ_BYTES
+"""A step of at most so many bytes is fetched in one go, through memory."""
+PEERS_NAMED: Final = 12
+"""Connected peers that are asked for something large."""
+FALLBACKS: Final = 8
+"""Versions before the newest that are tried where that one cannot be had."""
+TABLE_ROW_BYTES: Final = 68
+"""What a table has for each chunk: two hashes and a size,"""
+TABLE_REST_BYTES: Final = 256
+"""and for all of them, more than enough."""
+SETTINGS: Final = DownloadSettings(
+    sources=7, span=SMALL_BYTES, least_span=SMALL_BYTES, renew_seconds=0.5, round_pauses=(0.2, 1.0)
+)
+"""Sources are asked for half a frame at a time: the sooner a frame is whole, the sooner it is passed on."""
+QUICK: Final = DownloadSettings(round_pauses=())
 
 
 class Puller:
-    """One node's view of the chain."""
+    """One node's view of the chain, and its way along it."""
 
-    def __init__(self, network: Network, rules: Rules) -> None:
+    def __init__(
+        self,
+        network: Network,
+        store: WeightsStore,
+        *,
+        blobs: Blobs | None = None,
+        named: Collection[bytes] = (),
+        uplink: Uplink | None = None,
+        port: BulkPort | None = None,
+        tell: Callable[[Pulling], None] | None = None,
+    ) -> None:
+        """`named` are peers that may have weights, besides the leader and those who announce them."""
         self._network = network
-        self._rules = rules
-        self._news = trio.Event()
-        self.follower = Follower.newcomer(rules)
+        self.store = store
+        self._blobs = blobs or Blobs(network, settings=SETTINGS)
+        self._quick = Blobs(network, sources=self._blobs.sources, settings=QUICK)
+        self._named = tuple(named)
+        self._tell = tell or (lambda _now: None)
+        self._one = trio.Lock()
+        self._refused: dict[bytes, UnprovenError] = {}
+        """Routes, by their tables, that are not what their signed heads say of them."""
+        self.hearing = Hearing(network, store)
+        self.offering = Offering(network, store, uplink=uplink, port=port)
+        self.pulls = Pulls()
+        """For metrics: what was pulled so far."""
+
+    @asynccontextmanager
+    async def work(self) -> AsyncGenerator[None]:
+        """Hear, ask and serve until the context is left."""
+        async with self.offering.serve(), trio.open_nursery() as nursery:
+            nursery.start_soon(self.hearing.follow)
+            yield
+            nursery.cancel_scope.cancel()
 
     @property
-    def tip(self) -> Opened[WeightsHead] | None:
-        return self.follower.tip
+    def held(self) -> Head | None:
+        """The head whose weights are here."""
+        return self.store.tip
 
-    def hear(self, sealed: bytes) -> Opened[WeightsHead]:
-        """Take a head that somebody sent. What the rules of the chain refuse is raised, and changes nothing."""
-        head = open_sealed(sealed, WeightsHead, self._rules.run)
-        self.follower = self.follower.accept(head)
-        self._news.set()
-        self._news = trio.Event()
-        return head
+    async def pull(self, to: bytes | None = None) -> Head:
+        """Hold the state of a head of the chain, or of the newest: all of it, proven, or an error and what was held before.
 
-    async def catch_up(self, peer: bytes) -> None:
-        """Ask a peer for the heads that follow ours, until there are none."""
-        while True:
-            newest = self.tip.id if self.tip else ZERO
-            answer = await self._network.request(
-                peer, topics.CHAIN_STREAM, newest, deadline=FETCH_SECONDS, most=ANSWER_BYTES
-            )
-            heads = read_heads(answer)
-            for sealed in heads:
-                self.hear(sealed)
-            if not heads or (self.tip and self.tip.id == newest):
+        A way that nobody can give, or that lies, is planned again without it.
+        """
+        async with self._one:
+            target = self.hearing.tip if to is None else self.hearing.find(to)
+            if target is None:
+                raise PeerError(
+                    "no head of the chain has been heard yet" if to is None else "that head was not heard of",
+                    advice="ask a peer that knows it",
+                )
+            self._check_forwards(target)
+            try:
+                await self._reach(target)
+            except PeerError:
+                if to is None:
+                    await self._reach_before(target)
+                raise
+            return target
+
+    async def _reach(self, target: Head) -> None:
+        without = set[bytes]()
+        while (held := self.held) is None or held.id != target.id:
+            way = self._plan(target, without)
+            failed = await self._follow(way)
+            if failed is not None:
+                without.add(failed.table)
+
+    async def _reach_before(self, target: Head) -> None:
+        """The last good version, where the newest cannot be had."""
+        newer = self.store.follower.heads[-1 - FALLBACKS : -1]
+        if self.held is not None:
+            newer = tuple(head for head in newer if head.message.version > self.held.message.version)
+        for head in reversed(newer):
+            with suppress(PeerError):
+                await self._reach(head)
                 return
+        log.warning("version %d cannot be had, nor one shortly before it", target.message.version)
 
-    def find(self, head_id: bytes) -> Opened[WeightsHead] | None:
-        return next((head for head in reversed(self.follower.heads) if head.id == head_id), None)
+    async def use(self, head: Head, take: Callable[[bytes, State], T]) -> T:
+        """Have the state of a head, and give it to `take`, in a thread. It is good only within that call."""
 
-    async def wait_for(self, head_id: bytes) -> Opened[WeightsHead]:
-        """The head of that id, once it has been heard. The caller sets the deadline."""
-        while (found := self.find(head_id)) is None:
-            await self._news.wait()
-        return found
+        def held() -> T:
+            with self.store.lease() as lease:
+                if lease.head.id == head.id:
+                    return take(head.id, lease.state)
+            with self.store.materialise(head.id) as other:
+                return take(head.id, other.state)
 
-    async def wait_for_newer(self, than: bytes | None) -> Opened[WeightsHead]:
-        """The tip, once it is another one."""
-        while (tip := self.tip) is None or tip.id == than:
-            await self._news.wait()
-        return tip
+        if not self._is_past(head):
+            await self.pull(head.id)
+        return await trio.to_thread.run_sync(held)
 
-    async def roster(self, head: Opened[WeightsHead]) -> Roster:
+    async def roster(self, head: Head) -> Roster:
         """Who may sample under a head."""
-        return decode(Roster, await self._fetch(head.signer, head.message.roster, limits.ROSTER_BYTES))
+        blob = head.message.roster
+        if not self.store.blobs.has(blob):
+            await self._fetch([Want(blob, most=limits.ROSTER_BYTES)], head, ())
+        return decode(Roster, await trio.to_thread.run_sync(self.store.blobs.read, blob, limits.ROSTER_BYTES))
 
-    async def state(self, head: Opened[WeightsHead]) -> State:
-        """The weights of a head, fetched from whoever signed it, and proven."""
-        route = head.message.anchor
-        if route is None or route.codec != ANCHOR_CODEC:
-            raise PeerError(f"version {head.message.version} has no anchor that this node can read")
-        table = decode(ChunkTable, await self._fetch(head.signer, route.table, limits.TABLE_BYTES))
-        if table.codec != route.codec or sum(frame.size for frame in table) != route.size:
-            raise PeerError(f"the table of version {head.message.version} is not what its head says of it")
-        frames = [await self._fetch(head.signer, frame.blob, frame.size) for frame in table]
-        return await trio.to_thread.run_sync(self._prove, head, table, b"".join(frames))
+    def _is_past(self, head: Head) -> bool:
+        """Whether a later version is held."""
+        held = self.held
+        return held is not None and held.message.version > head.message.version
 
-    def _prove(self, head: Opened[WeightsHead], table: ChunkTable, anchor: bytes) -> State:
-        with boundary(PeerError, f"proving version {head.message.version}"):
-            state = read_safetensors(anchor)
-            hashes = chunk_hashes(state)
-            if blob_id(encode(layout_of(state))) != self._rules.layout:
-                raise ChainError("wrong-layout", "weights of another layout than the manifest's")
-            if hashes != [frame.after for frame in table] or merkle_root(hashes) != head.message.root:
-                raise ChainError("wrong-root", "weights whose hash is not the head's")
-            return state
+    def _check_forwards(self, target: Head) -> None:
+        held = self.held
+        if held is not None and held.message.version > target.message.version and self._is_on_chain(held):
+            raise StoreError(
+                f"version {held.message.version} is held, which follows version {target.message.version}",
+                advice="an older state is built beside it, by `use`",
+            )
 
-    async def _fetch(self, peer: bytes, blob: bytes, most: int) -> bytes:
-        answer = await self._network.request(
-            peer, topics.BLOB_STREAM, blob, deadline=FETCH_SECONDS, most=most
+    def _is_on_chain(self, head: Head) -> bool:
+        return any(head.id == each.id for each in reversed(self.store.follower.heads))
+
+    # Planning
+
+    def _plan(self, target: Head, without: Collection[bytes]) -> Way:
+        held = self.held
+
+        def cost(route: Route) -> int | None:
+            return None if route.table in without or self._is_absurd(route) else self._cost(route)
+
+        known = self.store.truth.journal.known
+        way = cheapest(known, target.id, () if held is None else (held.id,), cost)
+        if way is None:
+            for route in target.message.routes:
+                if route.table in self._refused:
+                    raise self._refused[route.table]
+            raise PeerError(
+                f"no way to version {target.message.version} can be had from anybody now",
+                advice="it stays at the version that it holds; try again when more peers are there",
+            )
+        return way
+
+    def _cost(self, route: Route) -> int:
+        """The bytes of a route that are not here yet."""
+        if self.store.blobs.has(route.table):
+            return sum(size or 0 for _, size in self.store.missing(route))
+        return route.size + TABLE_ROW_BYTES * len(self.store.flat.chunks)
+
+    def _is_absurd(self, route: Route) -> bool:
+        """Whether a route is known to lie, or is of a size that no honest one has: seen before a byte is fetched."""
+        if route.table in self._refused:
+            return True
+        flat = self.store.flat
+        most = flat.anchor_size if route.codec == ANCHOR_CODEC else 2 * flat.size + 65_536 * len(flat.chunks)
+        if route.size <= most:
+            return False
+        what = f"a route of {route.size} bytes, where no honest one has more than {most}"
+        self._refused[route.table] = UnprovenError("too-large", what)
+        return True
+
+    # Fetching
+
+    async def _follow(self, way: Way) -> Route | None:
+        """Fetch what a way needs, and take its steps. The route that failed, if one did."""
+        self._say("tables", way[-1].head, 0, 0)
+        tables = [step.route.table for step in way if not self.store.blobs.has(step.route.table)]
+        most = TABLE_ROW_BYTES * len(self.store.flat.chunks) + TABLE_REST_BYTES
+        wants = [Want(table, most=most) for table in tables]
+        missing = await self._fetched(wants, way[-1].head, tables)
+        for step in way:
+            if missing and not self.store.blobs.has(step.route.table):
+                return step.route
+            if not await self._table_is_honest(step):
+                return step.route
+            self.offering.announce(step.route.table)
+        frames = await trio.to_thread.run_sync(self._frames, way)
+        missing = await self._fetched(frames, way[-1].head, [step.route.table for step in way])
+        for step in way:
+            if missing and self.store.missing(step.route):
+                return step.route
+        return await self._advance(way)
+
+    def _frames(self, way: Way) -> list[Want]:
+        return [Want(blob, size) for step in way for blob, size in self.store.missing(step.route)]
+
+    async def _fetched(self, wants: Sequence[Want], head: Head, tables: Sequence[bytes]) -> bool:
+        """Fetch blobs. True, if some cannot be had."""
+        if wants:
+            try:
+                await self._fetch(wants, head, tables)
+            except PeerError as error:
+                log.warning("on the way to version %d: %s", head.message.version, error)
+                return True
+        return False
+
+    async def _fetch(self, wants: Sequence[Want], head: Head, tables: Sequence[bytes]) -> None:
+        """Little is had from the leader and whoever else was named, in one go; much, from everybody who has some."""
+        named = [peer for peer in dict.fromkeys((head.signer, *self._named)) if peer != self._network.public]
+        size = sum(want.size or 0 for want in wants)
+        if size <= SMALL_BYTES:
+            try:
+                found = await self._quick.fetch(wants, named=named)
+            except PeerError:
+                found = await self._blobs.fetch(wants, named=self._wider(named), under=tables)
+            await trio.to_thread.run_sync(self._put, list(found.values()))
+            self.pulls.bytes += sum(map(len, found.values()))
+            return
+        await self._blobs.fetch_to(
+            self.store.blobs.folder,
+            wants,
+            named=self._wider(named),
+            under=tables,
+            progress=lambda now: self._say_fetched(head, now),
         )
-        return check_blob(blob, answer)
+        self.pulls.bytes += size
+
+    def _put(self, blobs: list[bytes]) -> None:
+        for data in blobs:
+            self.store.blobs.put(data)
+        self.store.blobs.sync()
+
+    def _wider(self, named: Sequence[bytes]) -> list[bytes]:
+        """Whom to ask before those who announced it are found: who was named, and some who are connected."""
+        connected = [peer for peer in self._network.peers() if peer not in named]
+        return [*named, *connected[: max(0, PEERS_NAMED - len(named))]]
+
+    # Taking
+
+    async def _table_is_honest(self, step: Step) -> bool:
+        """Whether a table that is here is the one that the head describes: checked before its frames are fetched."""
+
+        def check() -> None:
+            try:
+                self.store.truth.passage(step)
+            except UnprovenError as error:
+                if error.reason != "missing-blob":
+                    raise
+
+        return await self._proven(step, check)
+
+    async def _advance(self, way: Way) -> Route | None:
+        """Take a way as one step, so that what is held never goes back on the way forwards. The route that lied, if any."""
+        self._say("applying", way[-1].head, 0, 0)
+        lied: list[Step] = []
+        if await self._proven(way[-1], lambda: take_way(self.store, way, lied), lied):
+            self.pulls.versions += 1
+            for route in way[-1].head.message.routes:
+                self.offering.announce_held(route.table)
+            return None
+        return (lied or way)[-1].route
+
+    async def _proven(self, step: Step, check: Callable[[], None], lied: Sequence[Step] = ()) -> bool:
+        """Run a check of the store. What it refuses was signed: the lie is the signer's, whoever sent the bytes."""
+        try:
+            await trio.to_thread.run_sync(check)
+        except UnprovenError as error:
+            step = lied[0] if lied else step
+            version = step.head.message.version
+            self._refused[step.route.table] = error
+            self.pulls.refused[error.reason] += 1
+            self._network.score(step.head.signer, error.reason)
+            log.warning(
+                "version %d, signed by %s, is not what its head says: %s",
+                version,
+                peer_id(step.head.signer),
+                error,
+            )
+            return False
+        return True
+
+    # Telling
+
+    def _say_fetched(self, head: Head, now: Fetched) -> None:
+        self._say("fetching", head, now.done, now.total, now.sources)
+
+    def _say(self, what: str, head: Head, done: int, total: int, sources: int = 0) -> None:
+        self._tell(Pulling(what, head.message.version, done, total, sources))

@@ -5,8 +5,6 @@ It reads and writes safetensors, which is what anchors are. It knows no torch: a
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -14,6 +12,7 @@ import safetensors
 
 from echo_node.engine.base import Dtype, TensorBytes
 from echo_node.errors import PeerError, boundary
+from echo_node.weights.flat import FlatLayout
 from protocol import Layout, blob_id, limits, merkle_root
 from protocol.weights import ELEMENT_TYPES, TensorEntry
 
@@ -61,16 +60,7 @@ def write_safetensors(state: State) -> bytes:
     """An anchor, as `transformers` opens it. The file is written here, and not by the library, since its hash is in the
     head: the same state must give the same bytes whatever version of a library is installed.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name in sorted(state):
-        tensor = state[name]
-        end = at + len(tensor.data)
-        header[name] = {"dtype": tensor.dtype.upper(), "shape": list(tensor.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join((len(text).to_bytes(8, "little"), text, *(state[name].data for name in sorted(state))))
+    return b"".join((FlatLayout(layout_of(state)).header, *(state[name].data for name in sorted(state))))
 
 
 def read_safetensors(data: bytes) -> dict[str, TensorBytes]:
@@ -85,9 +75,3 @@ def read_safetensors(data: bytes) -> dict[str, TensorBytes]:
             )
         state[name] = TensorBytes(_FROM_FILE[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"]))
     return dict(sorted(state.items()))
-
-
-def pieces(data: bytes, count: int) -> list[bytes]:
-    """Bytes in so many pieces of nearly one size, none of them empty unless there are too few bytes."""
-    cuts = [len(data) * index // count for index in range(count + 1)]
-    return [data[a:b] for a, b in itertools.pairwise(cuts)]

@@ -1,24 +1,24 @@
-"""Small states, and a leader that publishes them on an in-memory network, honestly or as a test wants it."""
+"""Small states, and a leader that publishes them, honestly or as a test wants it: what it says stands alone, as bytes."""
 
 from __future__ import annotations
 
 import dataclasses
-from contextlib import asynccontextmanager
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
 
 import numpy as np
 
 from echo_node.engine.base import TensorBytes
-from echo_node.net.memory import MemorySwarm
-from echo_node.weights.heads import HeadServer
-from echo_node.weights.publish import Publication, Publisher
-from echo_node.weights.pull import Puller
-from echo_node.weights.state import layout_of, root_of
-from echo_node.weights.store import BlobStore
-from protocol import Identity, Roster, Rules, WeightsHead, blob_id, encode, open_sealed, seal, topics
+from echo_node.weights.publish import WHOLE, Cadence, Publication, Publisher
+from echo_node.weights.state import layout_of
+from echo_node.weights.store import WeightsStore
+from protocol import Identity, Rules, WeightsHead, open_sealed, seal
+from tests.weights.keys import FOLLOWER, LEADER, NOBODY, RUN, STRANGER, counting, rules_of
 
-RUN = b"r" * 32
-LEADER, FOLLOWER, STRANGER = (Identity(bytes([n]) * 32) for n in (1, 2, 3))
-NOBODY = Roster(())
+__all__ = ["FOLLOWER", "LEADER", "NOBODY", "RUN", "STRANGER"]
+
 SIZES = {"bf16": 2, "f16": 2, "f32": 4}
 
 
@@ -36,19 +36,38 @@ def state(seed: int = 0) -> dict[str, TensorBytes]:
     }
 
 
-def rules(of=None) -> Rules:
-    first = of or state()
-    layout = blob_id(encode(layout_of(first)))
-    return Rules(RUN, layout, root_of(first), (LEADER.public,), (LEADER.public,))
+def rules(of=None, *, leader: Identity = LEADER, run: bytes = RUN) -> Rules:
+    return rules_of(of or state(), leader=leader, run=run)
 
 
-def publisher(identity: Identity = LEADER, run: bytes = RUN) -> Publisher:
-    luck = iter(range(1_000_000))
-    return Publisher(identity, run, luck=lambda: next(luck).to_bytes(32))
+class LooseLeader:
+    """A publisher over a store of its own, which gives publications that stand alone: blobs are bytes."""
+
+    def __init__(self, identity: Identity, run: bytes, cadence: Cadence) -> None:
+        self._identity, self._run, self._cadence = identity, run, cadence
+        self._folder = Path(tempfile.mkdtemp())
+        self._rules: Rules | None = None
+        self.luck = counting()
+        self.tip = None
+        weakref.finalize(self, shutil.rmtree, self._folder)
+
+    def publish(self, weights, **told) -> Publication:
+        """The first state that is published is the run's."""
+        self._rules = self._rules or rules(weights, leader=self._identity, run=self._run)
+        layout = layout_of(weights)
+        with WeightsStore.open(self._folder, self._rules, layout, durable=False) as store:
+            by = Publisher(store, self._identity, luck=self.luck, cadence=self._cadence)
+            made = by.publish(weights, **told)
+            self.tip = by.tip
+            return Publication(made.head, {blob: store.blobs.read(blob) for blob in made.blobs})
 
 
-def publish(count: int, by: Publisher | None = None) -> list[Publication]:
-    """A chain of so many versions."""
+def publisher(identity: Identity = LEADER, run: bytes = RUN, cadence: Cadence = WHOLE) -> LooseLeader:
+    return LooseLeader(identity, run, cadence)
+
+
+def publish(count: int, by: LooseLeader | None = None) -> list[Publication]:
+    """A chain of so many versions, each with an anchor."""
     made = by or publisher()
     return [made.publish(state(n), step=n, roster=NOBODY, groups=()) for n in range(count)]
 
@@ -57,18 +76,3 @@ def told_otherwise(made: Publication, **changes) -> Publication:
     """What a leader that lies would sign instead."""
     head = dataclasses.replace(made.head.message, **changes)
     return Publication(open_sealed(seal(head, LEADER, RUN), WeightsHead, RUN), made.blobs)
-
-
-@asynccontextmanager
-async def following(*publications: Publication, blobs=None, chain=None, of=None):
-    """A puller beside a leader that serves these publications, or answers by other handlers."""
-    store = BlobStore(len(publications) + 1)
-    for made in publications:
-        store.keep(made.head.id, made.blobs)
-    heads = HeadServer([made.head for made in publications])
-    async with MemorySwarm() as swarm, swarm.join(LEADER) as leader, swarm.join(FOLLOWER) as follower:
-        with (
-            leader.serve(topics.BLOB_STREAM, blobs or store.serve, most=32),
-            leader.serve(topics.CHAIN_STREAM, chain or heads.serve, most=32),
-        ):
-            yield Puller(follower, rules(of))

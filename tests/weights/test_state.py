@@ -15,16 +15,16 @@ from echo_node import embedded
 from echo_node.engine.base import TensorBytes
 from echo_node.errors import PeerError
 from echo_node.run import read_model
+from echo_node.weights.flat import cuts
 from echo_node.weights.state import (
     chunk_hashes,
     chunks,
     layout_of,
-    pieces,
     read_safetensors,
     root_of,
     write_safetensors,
 )
-from protocol import blob_id, decode, encode, limits, merkle_root
+from protocol import ProtocolError, blob_id, decode, encode, limits, merkle_root
 from protocol.weights import Layout
 from tests.weights.chains import SIZES, state, tensor
 
@@ -177,9 +177,13 @@ def test_a_layout_is_sorted_and_reads_back_whatever_order_the_state_had():
     assert layout != layout_of({**state(), "a.scale": tensor("f32", 1)})
 
 
-@given(st.binary(max_size=200), st.integers(1, 40))
-def test_pieces_are_the_whole_and_differ_by_one_byte_at_most(data, count):
-    cut = pieces(data, count)
-    assert b"".join(cut) == data
-    assert len(cut) == count
-    assert np.ptp([len(piece) for piece in cut]) <= 1
+@given(st.integers(0, 10_000), st.integers(1, 40))
+def test_the_pieces_of_an_anchor_are_the_whole_and_differ_by_one_byte_at_most(size, count):
+    borders = cuts(size, count)
+    assert (borders[0], borders[-1], len(borders)) == (0, size, count + 1)
+    assert np.ptp(np.diff(borders)) <= 1
+
+
+def test_a_tensor_cannot_have_the_name_that_anchors_have_for_themselves():
+    with pytest.raises(ProtocolError, match="__metadata__"):
+        write_safetensors({"__metadata__": tensor("f32", 1)})

@@ -1,0 +1,71 @@
+"""A version out of a store, as a folder of files that others' programs open. Knows no network.
+
+The weights are one safetensors file, the same bytes as an anchor; the model's small files are those that the manifest
+names, as far as they are at hand, and each is checked against its hash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo_node.errors import ConfigError, StoreError
+from echo_node.weights import disk
+from echo_node.weights.store import WeightsStore
+from protocol import Layout, Manifest, Rules, blob_id
+from protocol.manifest import ModelFile
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written, and which files the manifest names that are not at hand."""
+
+    version: int
+    size: int
+    missing: tuple[str, ...]
+
+
+def export_version(
+    folder: Path,
+    to: Path,
+    manifest: Manifest,
+    rules: Rules,
+    layout: Layout,
+    *,
+    version: int | None = None,
+    model: Path | None = None,
+) -> Exported:
+    """Write a version, the one that is held if none is named. Blocks."""
+    if to.exists():
+        raise ConfigError(f"{to} exists", advice="name a folder that does not")
+    with WeightsStore.open(folder, rules, layout) as store:
+        head = store.tip
+        if version is not None:
+            head = next((each for each in store.follower.heads if each.message.version == version), None)
+        if head is None:
+            what = "no version is held" if version is None else f"version {version} is not in this chain"
+            raise StoreError(what, advice="see `echo-node weights log`")
+        is_tip = store.tip is not None and store.tip.id == head.id
+        with (
+            store.lease() if is_tip else store.materialise(head.id) as held,
+            disk.touching(f"writing {to}"),
+        ):
+            to.mkdir(parents=True)
+            with (to / "model.safetensors").open("xb") as file:
+                file.write(store.flat.header)
+                for tensor in store.flat.tensors:
+                    file.write(held.state[tensor.name].data)
+        missing = [each.name for each in manifest.model.files if not _copy(each, store, model, to)]
+        return Exported(head.message.version, store.flat.anchor_size, tuple(missing))
+
+
+def _copy(file: ModelFile, store: WeightsStore, model: Path | None, to: Path) -> bool:
+    """Take a small file from the store or from a folder, if it is the one that is meant."""
+    places = [store.blobs.path(file.blob), *([model / file.name] if model else [])]
+    for place in places:
+        if place.is_file():
+            data = disk.read_whole(place, file.size) if place.stat().st_size == file.size else b""
+            if blob_id(data) == file.blob:
+                disk.write_whole(to / file.name, data, durable=False)
+                return True
+    return False

@@ -1,0 +1,65 @@
+"""Many may read or one may write: threads that wait for one another, each with a deadline. Knows no weights.
+
+Whoever waits to write goes before those who come to read later, so that readers cannot keep it waiting for ever. Do not
+take a second lease within a lease.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from echo_node.errors import StoreError
+
+
+class Leases:
+    """One thing that is read and written."""
+
+    def __init__(self) -> None:
+        self._change = threading.Condition()
+        self._readers = 0
+        self._writing = False
+        self._waiting = 0
+
+    @contextmanager
+    def reading(self, deadline: float) -> Generator[None]:
+        with self._change:
+            self._wait(lambda: not self._writing and not self._waiting, deadline, "being written")
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._change:
+                self._readers -= 1
+                self._change.notify_all()
+
+    @contextmanager
+    def writing(self, deadline: float) -> Generator[None]:
+        with self._change:
+            self._waiting += 1
+            try:
+                self._wait(lambda: not self._writing and not self._readers, deadline, "being read")
+                self._writing = True
+            finally:
+                self._waiting -= 1
+                self._change.notify_all()
+        try:
+            yield
+        finally:
+            with self._change:
+                self._writing = False
+                self._change.notify_all()
+
+    def _wait(self, ready: Callable[[], bool], deadline: float, why: str) -> None:
+        end = time.monotonic() + deadline
+        while not ready():
+            left = end - time.monotonic()
+            if left <= 0 or not self._change.wait(left):
+                if ready():
+                    return
+                raise StoreError(
+                    f"the weights are still {why} after {deadline:g} s",
+                    advice="is an engine stuck under a lease?",
+                )

@@ -1,0 +1,50 @@
+"""What a store is of: the sealed manifest and the layout, as files beside it, so that a person can look at it alone.
+
+Both prove themselves, the one by its signature and the other by the manifest. It knows nothing of what the store holds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from echo_node.errors import ConfigError, StoreError, boundary
+from echo_node.weights import disk
+from protocol import Layout, Manifest, Opened, Rules, blob_id, decode, encode, limits, open_manifest
+
+_MANIFEST: Final = "manifest"
+_LAYOUT: Final = "layout"
+
+
+def write_papers(folder: Path, manifest: Opened[Manifest], layout: Layout) -> None:
+    """Put both into a store's folder. Blocks."""
+    with disk.touching(f"opening {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, data in ((_MANIFEST, manifest.sealed), (_LAYOUT, encode(layout))):
+        if not (folder / name).exists():
+            disk.write_whole(folder / name, data, durable=True)
+    disk.sync_folder(folder, durable=True)
+
+
+def read_papers(folder: Path, manifest: Path | None = None) -> tuple[Opened[Manifest], Rules, Layout]:
+    """The run of a store and its layout. `manifest` is another file to take the run from."""
+    if not (folder / "heads").is_dir():
+        raise ConfigError(
+            f"{folder} is no store of weights", advice="give the folder that the node was given"
+        )
+    chosen = manifest or folder / _MANIFEST
+    if not chosen.is_file():
+        raise ConfigError(f"{folder} does not say of which run it is", advice="give the run's --manifest")
+    most = limits.MANIFEST_BYTES + limits.ENVELOPE_BYTES
+    with boundary(ConfigError, f"reading {chosen}"):
+        opened = open_manifest(disk.read_whole(chosen, most))
+    if not (folder / _LAYOUT).is_file():
+        raise StoreError(f"{folder} has no layout", advice="start the node on it once, and it is fetched")
+    with boundary(StoreError, f"reading the layout in {folder}"):
+        data = disk.read_whole(folder / _LAYOUT, limits.LAYOUT_BYTES)
+        layout = decode(Layout, data)
+    if blob_id(data) != opened.message.model.layout:
+        raise StoreError(
+            f"the layout in {folder} is not the one of that run", advice="is it another run's store?"
+        )
+    return opened, Rules.of(opened), layout

@@ -1,0 +1,27 @@
+"""The same work on many chunks, in a few threads: what takes long (hashing, zstd, numpy, files) lets others run.
+
+As many chunks are in memory as there are threads. It knows nothing of the work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+WORKERS: Final = min(4, os.cpu_count() or 1)
+
+
+def each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """What `work` makes of each item, in their order. The first error ends it; what has begun is waited for."""
+    if len(items) < 2 or WORKERS < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(WORKERS, len(items)), "weights") as pool:
+        try:
+            return list(pool.map(work, items))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise

@@ -1,0 +1,216 @@
+"""Following from version to version, from whoever has it: the cheapest way, with or without the trainer."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import trio
+
+from echo_node.net.libp2p import SwarmSettings, join_swarm
+from echo_node.net.memory import MemorySwarm
+from echo_node.weights.publish import Cadence
+from protocol import limits, topics
+from tests.weights.keys import LEADER, RUN
+from tests.weights.stores import bits, held, opened, publish, weights
+from tests.weights.swarms import offering, peer, pulling
+
+DELTAS = Cadence(squash_every=8, anchor_share=100.0)
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+
+
+@asynccontextmanager
+async def memory():
+    async with MemorySwarm() as swarm:
+        yield swarm.join
+
+
+@asynccontextmanager
+async def loopback():
+    """Real nodes: each knows the first one's address."""
+    seeds = []
+
+    @asynccontextmanager
+    async def join(identity):
+        async with join_swarm(identity, SwarmSettings(listen=(LOOPBACK,), seeds=tuple(seeds))) as network:
+            if not seeds:
+                seeds.extend(network.addresses[:1])
+            yield network
+
+    yield join
+
+
+@pytest.fixture(params=["memory", "loopback"])
+def swarm(request):
+    return memory if request.param == "memory" else loopback
+
+
+def brute_force(heads, start: int, target: int, price) -> int:
+    """The bytes of the cheapest way between two versions, computed forwards over every route of every head."""
+    versions = {head.id: head.message.version for head in heads}
+    cost: dict[int, int] = {}
+    for head in heads[: target + 1]:
+        ways = [
+            (0 if route.base is None else cost[versions[route.base]]) + price(route)
+            for route in head.message.routes
+        ]
+        cost[head.message.version] = 0 if head.message.version == start else min(ways)
+    return cost[target]
+
+
+async def heard(puller, version: int, peers) -> None:
+    """Ask until a version was heard of: on a real network peers are met only after a while."""
+    while puller.hearing.tip is None or puller.hearing.tip.message.version < version:
+        await puller.hearing.ask_around(peers)
+        await trio.sleep(0.05)
+
+
+async def test_whoever_slept_for_a_hundred_versions_catches_up_by_the_cheapest_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "CHUNK_ELEMENTS", 200)
+    with opened(tmp_path / "leader", durable=False) as store:
+        publish(store, 5, DELTAS)
+        async with memory() as join, offering(join, store), pulling(join, tmp_path / "sleeper") as puller:
+            await puller.hearing.ask(LEADER.public)
+            await puller.pull()
+            assert puller.held.message.version == 4
+            publish(store, 100, DELTAS)
+            await puller.hearing.ask(LEADER.public)
+            here = {blob for blob, _ in puller.store.blobs.all()}
+            before, steps = puller.pulls.bytes, puller.pulls.versions
+            await puller.pull()
+            assert puller.held.message.version == 104
+            assert held(puller.store) == bits(weights(104))
+
+            def price(route):
+                return sum(store.blobs.size(blob) for blob in store.truth.names_of(route) if blob not in here)
+
+            assert puller.pulls.bytes - before == brute_force(store.follower.heads, 4, 104, price)
+            assert puller.pulls.versions - steps < 30, "squashes were taken, not a hundred deltas"
+            assert puller.store.verify() == []
+
+
+async def test_small_steps_travel_as_deltas(tmp_path):
+    with opened(tmp_path / "leader", durable=False) as store:
+        publish(store, 1, DELTAS)
+        async with memory() as join, offering(join, store), pulling(join, tmp_path / "follower") as puller:
+            await puller.hearing.ask(LEADER.public)
+            await puller.pull()
+            for version in range(1, 6):
+                (made,) = publish(store, 1, DELTAS)
+                (delta,) = made.head.message.routes
+                await puller.hearing.ask(LEADER.public)
+                before = puller.pulls.bytes
+                await puller.pull()
+                assert held(puller.store) == bits(weights(version))
+                assert puller.pulls.bytes - before == delta.size + store.blobs.size(delta.table)
+
+
+async def test_gossip_alone_leads_from_version_to_version(tmp_path, swarm):
+    with opened(tmp_path / "leader", durable=False) as store:
+        (first,) = publish(store, 1)
+        async with (
+            swarm() as join,
+            offering(join, store) as leader,
+            pulling(join, tmp_path / "follower") as puller,
+        ):
+            with trio.fail_after(30):
+                await puller.hearing.wait_for(first.head.id)
+            for _ in range(4):
+                (made,) = publish(store, 1)
+                with trio.fail_after(30):
+                    await leader.publish(topics.topic(RUN, topics.HEADS), made.head.sealed)
+                    await puller.hearing.wait_for(made.head.id)
+                    await puller.pull(made.head.id)
+            assert held(puller.store) == bits(weights(4))
+
+
+async def test_a_newcomer_gets_the_newest_version_from_followers_alone(tmp_path, swarm, monkeypatch):
+    monkeypatch.setattr(limits, "CHUNK_ELEMENTS", 100)
+    async with swarm() as join, AsyncExitStack() as stack:
+        meeting_point = await stack.enter_async_context(join(peer(99)))
+        followers = [
+            await stack.enter_async_context(pulling(join, tmp_path / f"{n}", peer(n + 10))) for n in range(3)
+        ]
+        with opened(tmp_path / "leader", durable=False) as store:
+            made = publish(store, 12)
+            async with offering(join, store):
+                for number, follower in enumerate(followers):
+                    with trio.fail_after(30):
+                        await heard(follower, 11, [LEADER.public])
+                        if number:  # one comes from nothing to the newest, the others step by step
+                            await follower.pull(made[number + 2].head.id)
+                        await follower.pull()
+        await trio.sleep(0.2)
+        assert LEADER.public not in meeting_point.peers(), "the trainer is gone"
+        named = [follower._network.public for follower in followers]
+        newcomer = await stack.enter_async_context(
+            pulling(join, tmp_path / "newcomer", peer(50), named=named)
+        )
+        with trio.fail_after(60):
+            await heard(newcomer, 11, named)
+            await newcomer.pull()
+        assert newcomer.held == made[11].head
+        assert held(newcomer.store) == bits(weights(11))
+        assert newcomer.store.verify() == []
+
+
+async def test_on_the_way_forwards_nothing_older_is_ever_held(tmp_path, monkeypatch):
+    """An old anchor on disk costs nothing, so the cheapest way may begin there: it is taken as one step."""
+    from echo_node.weights.storefolder import StoreFolder
+
+    flipped = []
+    real = StoreFolder.flip
+
+    def flip(place, head_id):
+        flipped.append(head_id)
+        real(place, head_id)
+
+    with opened(tmp_path / "leader", durable=False) as store:
+        made = publish(store, 9, DELTAS)
+        async with memory() as join, offering(join, store), pulling(join, tmp_path / "follower") as puller:
+            await puller.hearing.ask(LEADER.public)
+            for wanted in (0, 1, 2):
+                await puller.pull(made[wanted].head.id)
+            way = puller._plan(made[8].head, ())
+            assert way[0].route.base is None, "from the anchor of version 0, and over the squash"
+            monkeypatch.setattr(StoreFolder, "flip", flip)
+            await puller.pull()
+            assert flipped == [made[8].head.id]
+            assert held(puller.store) == bits(weights(8))
+
+
+async def test_a_newcomer_finds_whoever_announced_a_table_without_being_told(tmp_path):
+    async with memory() as join, AsyncExitStack() as stack:
+        follower = await stack.enter_async_context(pulling(join, tmp_path / "a", peer(10)))
+        with opened(tmp_path / "leader", durable=False) as store:
+            made = publish(store, 3)
+            async with offering(join, store):
+                await follower.hearing.ask(LEADER.public)
+                await follower.pull()
+        newcomer = await stack.enter_async_context(pulling(join, tmp_path / "b", peer(11)))
+        await newcomer.hearing.ask_around()
+        newcomer._network.peers = (
+            frozenset  # nobody is connected: only the announcement leads to the follower
+        )
+        await newcomer.pull()
+        assert newcomer.held == made[2].head
+
+
+async def test_what_was_downloaded_before_a_restart_is_not_fetched_again(tmp_path, monkeypatch):
+    from echo_node.weights import pull
+
+    monkeypatch.setattr(limits, "CHUNK_ELEMENTS", 20)
+    monkeypatch.setattr(pull, "SMALL_BYTES", 0)
+    with opened(tmp_path / "leader", durable=False) as store:
+        (made,) = publish(store, 1)
+        half = list(store.truth.names_of(made.head.message.anchor))
+        half = half[: len(half) // 2]
+        with opened(tmp_path / "follower") as other:
+            for blob in half:
+                other.blobs.put(store.blobs.read(blob))
+        async with memory() as join, offering(join, store), pulling(join, tmp_path / "follower") as puller:
+            await puller.hearing.ask(LEADER.public)
+            await puller.pull()
+            whole = made.head.message.anchor.size
+            assert puller.pulls.bytes < 0.7 * whole
+            assert held(puller.store) == bits(weights(0))
