@@ -24,7 +24,7 @@ $(HOUSE): pyproject.toml Makefile tools/setup.py $(BROKEN)
 	@$(PYTHON) tools/setup.py python
 	@touch $@
 
-$(NODE): tests/interop/package-lock.json Makefile tools/setup.py
+$(NODE): tests/interop/package-lock.json tests/interop/swarm/package-lock.json Makefile tools/setup.py
 	@$(PYTHON) tools/setup.py node
 	@touch $@
 
@@ -52,6 +52,6 @@ fuzz: $(HOUSE) ## hostile bytes for every decoder (SECONDS=60)
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 clean: ## take away everything that is built, .venv too
-	@rm -rf .venv tests/interop/node_modules build dist *.egg-info \
+	@rm -rf .venv tests/interop/node_modules tests/interop/swarm/node_modules build dist *.egg-info \
 	  .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,15 +11,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from echo_node import __version__
-from echo_node.errors import ConfigError, EchoError
-
-INTERRUPTED = 130
-"""What shells expect of a program that Ctrl-C has ended."""
+from echo_node import __version__, program, weights_cli
+from echo_node.program import INTERRUPTED
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Peer-to-peer reinforcement learning of language models.",
 )
+
+app.add_typer(weights_cli.app, name="weights")
 
 
 def _print_version(asked: bool) -> None:
@@ -110,32 +109,7 @@ def _ctrl_c_ends_at_once() -> Iterator[None]:
 
 def main() -> None:
     """Run the command and end with one clear line where something failed."""
-    from echo_node import log
-
-    log.set_up()
-    try:
-        app()
-    except EchoError as error:
-        _stop_with(error)
-    except BaseExceptionGroup as group:
-        explained, unexplained = group.split(EchoError)
-        if explained is None or unexplained is not None:
-            raise
-        _stop_with(_first(explained))
-    except KeyboardInterrupt:
-        typer.echo("echo-node: stopped", err=True)
-        sys.exit(INTERRUPTED)
-
-
-def _first(group: BaseExceptionGroup[EchoError]) -> EchoError:
-    """Tasks that fail together mostly fail for one reason: the first one."""
-    inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
-
-
-def _stop_with(error: EchoError) -> NoReturn:
-    typer.echo(f"echo-node: {error}", err=True)
-    sys.exit(2 if isinstance(error, ConfigError) else 1)
+    program.run(app, "echo-node")
 
 
 if __name__ == "__main__":

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import trio
 
 from echo_node import __version__
 from echo_node.engine.base import Engine
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
-from echo_node.run import Run
+from echo_node.net.meeting.company import SEVERAL, Company
+from echo_node.run import Run, read_model
 from echo_node.sampler.loop import SamplerLoop
 from echo_node.threads import run_abandonable
+from echo_node.weights.opening import open_store
 from echo_node.weights.publish import Publisher
-from protocol import Identity
+from echo_node.weights.pull import Puller
+from echo_node.weights.state import layout_of
+from echo_node.weights.store import WeightsStore
+from protocol import Identity, topics
 
 _BUILDING = threading.Lock()
 """Models are built one at a time: transformers changes global state while it builds one."""
@@ -52,17 +59,22 @@ class Node:
     async def sample(self, *, slots_per_call: int = 16, engine: Engine | None = None) -> None:
         """Be a sampler until cancelled. Without an engine, a torch one is made."""
         chosen: Engine = await run_abandonable(self._torch_engine) if engine is None else engine
-        async with self._join(self._identity) as network:
+        async with (
+            self._join(self._identity) as network,
+            open_store(None, self._run.rules, network, model=self._run.folder) as store,
+        ):
             loop = SamplerLoop(
                 self._run,
                 network,
                 self._identity,
                 chosen,
+                Puller(network, store),
                 slots_per_call=slots_per_call,
                 agent=f"echo-node/{__version__}",
             )
             self.tokens = loop.tokens
-            await loop.work()
+            async with self._company(network, "sampler", needed=("trainer", "verifier")):
+                await loop.work()
 
     async def train(self, steps: int, *, records: Records, first_samplers: int = 1, threads: int = 1) -> None:
         """Be the trainer that leads the run, for so many steps."""
@@ -77,17 +89,26 @@ class Node:
                 return TrainStep(self._run.folder, settings, threads=threads)
 
         step = await run_abandonable(build)
-        async with self._join(self._identity) as network:
-            loop = TrainerLoop(
-                self._run,
-                network,
-                self._identity,
-                step=step,
-                publisher=Publisher(self._identity, self._run.id, luck=self._luck),
-                records=records,
-            )
-            self.tokens = loop.tokens
-            await loop.work(steps, first_samplers=first_samplers)
+        layout = layout_of(read_model(self._run.folder))
+        with WeightsStore.temporary(self._run.rules, layout) as store:
+            publisher = Publisher(store, self._identity, luck=self._luck)
+            async with self._join(self._identity) as network:
+                loop = TrainerLoop(
+                    self._run, network, self._identity, step=step, publisher=publisher, records=records
+                )
+                self.tokens = loop.tokens
+                async with self._company(network, "trainer", needed=("verifier",)):
+                    await loop.work(steps, first_samplers=first_samplers)
+
+    @asynccontextmanager
+    async def _company(self, network: Network, role: str, needed: Iterable[str]) -> AsyncGenerator[None]:
+        """Be found in a role, and keep a way to those that it works with, for as long as the block lasts."""
+        keys = {topics.role_key(self._run.id, each): SEVERAL for each in needed}
+        company = Company(network, announced=[topics.role_key(self._run.id, role)], needed=keys)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(company.keep)
+            yield
+            nursery.cancel_scope.cancel()
 
     def _torch_engine(self) -> Engine:
         from echo_node.engine.torch import TorchEngine  # noqa: PLC0415 - as above

@@ -12,6 +12,7 @@ from echo_node.errors import PeerError
 from echo_node.metrics import Records
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
+from echo_node.net.outbox.deliveries import deliver
 from echo_node.node import Node
 from protocol import (
     ZERO,
@@ -179,8 +180,8 @@ async def test_a_stranger_that_joins_and_never_answers_does_not_end_the_trainer(
                 while True:
                     with suppress(PeerError):
                         sealed = seal(join, stranger, run.id)
-                        await network.request(
-                            trainer.public, topics.DELIVER_STREAM, sealed, deadline=5, most=0
+                        await deliver(
+                            network, trainer.public, topics.topic(run.id, topics.JOINS), sealed, deadline=5
                         )
                         break
                     await trio.sleep(0.02)

@@ -149,7 +149,8 @@ def set_up_python() -> None:
 
 def set_up_node() -> None:
     bring(NEEDS_OF_NODE)
-    run("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=INTEROP)
+    for folder in (INTEROP, INTEROP / "swarm"):
+        run("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=folder)
     say("the packages of tests/interop are ready")
 
 

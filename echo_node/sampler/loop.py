@@ -17,6 +17,7 @@ from echo_node.errors import ConfigError, EngineError, PeerError
 from echo_node.metrics import Rate
 from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
 from echo_node.net.inbox import Inbox
+from echo_node.net.outbox.deliveries import deliver
 from echo_node.run import Run
 from echo_node.sampler.pacing import Pacing
 from echo_node.sampler.rollout import Rollout
@@ -24,7 +25,6 @@ from echo_node.threads import run_stoppable
 from echo_node.weights.pull import Puller
 from protocol import (
     ZERO,
-    ChainError,
     Envelope,
     Identity,
     Join,
@@ -57,6 +57,7 @@ class SamplerLoop:
         network: Network,
         identity: Identity,
         engine: Engine,
+        puller: Puller,
         *,
         slots_per_call: int,
         agent: str,
@@ -71,7 +72,8 @@ class SamplerLoop:
         self._slots = slots_per_call
         self._busy = trio.Lock()
         self._rollout = Rollout(run, identity, engine)
-        self._puller = Puller(network, run.rules)
+        self._puller = puller
+        self._chain = puller.hearing
         self._joined = trio.Event()
         self._jitter = random.Random(identity.public)  # noqa: S311 - spreads retries, keeps no secret
         self.pacing = Pacing(unanswered=4 * slots_per_call)
@@ -85,60 +87,38 @@ class SamplerLoop:
             topics.ROLLOUT_STREAM, self._answer, most=limits.SMALL_BYTES + limits.ENVELOPE_BYTES
         ):
             async with (
-                network.subscribe(topics.topic(run, topics.HEADS), self._look_at_head) as heads,
+                self._puller.work(),
                 network.subscribe(topics.topic(run, topics.RECEIPTS), self._look_at_receipt) as receipts,
                 trio.open_nursery() as nursery,
             ):
-                nursery.start_soon(self._follow, heads)
+                nursery.start_soon(self._keep_pace)
                 nursery.start_soon(self._read, receipts)
                 nursery.start_soon(self._join)
                 nursery.start_soon(self._push)
 
-    def _look_at_head(self, message: Message) -> Validation:
-        return self._look_at(message, WeightsHead)
-
     def _look_at_receipt(self, message: Message) -> Validation:
-        return self._look_at(message, Receipt)
-
-    def _look_at(self, message: Message, kind: type[WeightsHead | Receipt]) -> Validation:
         """Only trainers of the run say such things. Which of them leads is no fault of who passes it on."""
         envelope = Envelope.parse(message.data)
         if envelope.signer not in self._run.told.trainers:
             return Reject("not-trainer")
-        envelope.open(kind, self._run.id)
+        envelope.open(Receipt, self._run.id)
         return ACCEPT
 
     # The chain
 
-    async def _follow(self, heads: Inbox[Message]) -> None:
-        async for message in heads:
-            before = self._puller.tip
-            await self._hear(message.data)
-            if self._puller.tip is not before:
-                self.pacing.moved_on()
-
-    async def _hear(self, sealed: bytes) -> None:
-        """Follow a head; where some before it were missed, ask the leader for them."""
-        try:
-            self._puller.hear(sealed)
-        except ChainError as error:
-            log.info("a head is not followed yet: %s", error)
-            if error.rule == "gap":
-                await self._catch_up()
-
-    async def _catch_up(self) -> None:
-        try:
-            await self._puller.catch_up(self._puller.follower.leader)
-        except (PeerError, ProtocolError) as error:
-            log.info("the chain cannot be caught up with now: %s", error)
+    async def _keep_pace(self) -> None:
+        head: Opened[WeightsHead] | None = None
+        while True:
+            head = await self._chain.wait_for_newer(head.id if head else None)
+            self.pacing.moved_on()
 
     async def _join(self) -> None:
         """Say who we are until a head's roster has us. The join goes to the leader by hand: gossip may lose it."""
         await self._deliver_join()
-        await self._catch_up()
+        await self._chain.ask_around()
         head = None
         while not self._joined.is_set():
-            head = await self._puller.wait_for_newer(head.id if head else None)
+            head = await self._chain.wait_for_newer(head.id if head else None)
             try:
                 roster = await self._puller.roster(head)
             except (PeerError, ProtocolError) as error:
@@ -148,15 +128,20 @@ class SamplerLoop:
                 self._joined.set()
 
     async def _deliver_join(self) -> None:
-        tip = self._puller.tip
+        tip = self._chain.tip
         join = Join(
             agent=self._agent, engine=self._engine.engine_class, head=tip.id if tip else ZERO, name=""
         )
         sealed = seal(join, self._identity, self._run.id)
         for pause in itertools.chain(JOIN_PAUSES, itertools.repeat(JOIN_PAUSES[-1])):
             try:
-                await self._network.request(
-                    self._puller.follower.leader, topics.DELIVER_STREAM, sealed, deadline=JOIN_SECONDS, most=0
+                await deliver(
+                    self._network,
+                    self._chain.leader,
+                    topics.topic(self._run.id, topics.JOINS),
+                    sealed,
+                    deadline=JOIN_SECONDS,
+                    most=0,
                 )
             except PeerError as error:
                 log.info("the leader cannot be reached, next try in %.1f s: %s", pause, error)
@@ -168,20 +153,19 @@ class SamplerLoop:
         """Sealed groups under a head, whose weights are fetched and put in first if another's are."""
         async with self._busy:
             if self._engine.loaded != head.id:
-                state = await self._puller.state(head)
-                await trio.to_thread.run_sync(self._engine.load, head.id, state)
+                await self._puller.use(head, self._engine.load)
             return await run_stoppable(lambda stop: self._rollout.fill(head.id, slots, stop))
 
     # Sequential pull
 
     async def _answer(self, peer: bytes, asked: bytes) -> bytes:
         """Fill the slots that the leader asks for, under the head that it names, whatever this node held before."""
-        opened = open_sealed(asked, RolloutRequest, self._run.id, signer=self._puller.follower.leader)
+        opened = open_sealed(asked, RolloutRequest, self._run.id, signer=self._chain.leader)
         if peer != opened.signer:
             raise PeerError("a request that somebody else has signed")
         request = opened.message
         with trio.move_on_after(HEAD_SECONDS) as waiting:
-            head = await self._puller.wait_for(request.head)
+            head = await self._chain.wait_for(request.head)
         if waiting.cancelled_caught:
             raise PeerError("the head that was named has not arrived here")
         sealed = await self._fill(head, range(request.first, request.first + request.count))
@@ -197,9 +181,9 @@ class SamplerLoop:
         slot = 0
         while True:
             await self.pacing.wait()
-            tip = await self._puller.wait_for_newer(None)
-            if self._puller.follower.holding or not self._run.is_async(tip.message.version):
-                await self._puller.wait_for_newer(tip.id)
+            tip = await self._chain.wait_for_newer(None)
+            if self._chain.holding or not self._run.is_async(tip.message.version):
+                await self._chain.wait_for_newer(tip.id)
                 continue
             if head is None or head.id != tip.id:
                 head, slot = tip, 0
@@ -209,7 +193,7 @@ class SamplerLoop:
                 log.warning(
                     "version %d could not be sampled, waiting for the next: %s", head.message.version, error
                 )
-                await self._puller.wait_for_newer(head.id)
+                await self._chain.wait_for_newer(head.id)
                 continue
             slot += self._slots
             self._count(sealed)
@@ -223,7 +207,7 @@ class SamplerLoop:
     async def _read(self, receipts: Inbox[Message]) -> None:
         async for message in receipts:
             receipt = open_sealed(message.data, Receipt, self._run.id)
-            if receipt.signer == self._puller.follower.leader:
+            if receipt.signer == self._chain.leader:
                 self.pacing.answered(receipt.message)
 
     def _count(self, sealed: list[bytes]) -> None:

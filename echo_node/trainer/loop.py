@@ -19,7 +19,8 @@ from echo_node.admission import Admission, Admitted, Refused
 from echo_node.engine.base import TensorBytes
 from echo_node.errors import ContractError, DefectError, PeerError
 from echo_node.metrics import Rate, Records, StepRecord, TrainedGroup
-from echo_node.net.base import Network
+from echo_node.net.base import ACCEPT, Message, Network, Validation
+from echo_node.net.outbox.deliveries import Taker, serve_deliveries
 from echo_node.run import Run
 from echo_node.trainer.asking import NobodyAnswersError, SequentialSource
 from echo_node.trainer.gathering import GossipSource
@@ -28,11 +29,9 @@ from echo_node.trainer.replay import ReplayBuffer
 from echo_node.trainer.roster import JoinDesk
 from echo_node.trainer.settings import training_settings
 from echo_node.trainer.step import SampledCompletion, StepFigures, TrainingGroup, TrainStep
-from echo_node.weights.heads import HeadServer
+from echo_node.weights.offering import Offering
 from echo_node.weights.publish import Publication, Publisher
-from echo_node.weights.store import BlobStore
-from protocol import Envelope, Identity, Join, Opened, Roster, WeightsHead, limits, open_sealed, topics
-from protocol.digest import DIGEST_BYTES
+from protocol import Envelope, Identity, Join, Opened, Roster, WeightsHead, open_sealed, topics
 
 log = logging.getLogger(__name__)
 NOBODY_SECONDS = 5.0
@@ -59,7 +58,8 @@ class TrainerLoop:
         self._publisher = publisher
         self._records = records
         self._admission = Admission(run)
-        self._blobs = BlobStore(publications=bound + 2)
+        self._versions_kept = bound + 2
+        self._offering = Offering(network, publisher.store)
         self._desk = JoinDesk(run)
         self._roster = Roster(())
         self._announced: list[Opened[WeightsHead]] = []
@@ -81,15 +81,11 @@ class TrainerLoop:
 
     async def work(self, steps: int, *, first_samplers: int = 1) -> None:
         """Wait for the first samplers, take so many steps, and return; whatever helps on the way ends with it."""
-        heads = HeadServer(self._announced)
-        with (
-            self._network.serve(topics.BLOB_STREAM, self._blobs.serve, most=DIGEST_BYTES),
-            self._network.serve(topics.CHAIN_STREAM, heads.serve, most=DIGEST_BYTES),
-            self._network.serve(
-                topics.DELIVER_STREAM, self._welcome, most=limits.SMALL_BYTES + limits.ENVELOPE_BYTES
-            ),
+        with serve_deliveries(
+            self._network,
+            {topics.topic(self._run.id, topics.JOINS): Taker(self._look_at_join, self._welcome)},
         ):
-            async with trio.open_nursery() as nursery:
+            async with self._offering.serve(), trio.open_nursery() as nursery:
                 nursery.start_soon(self._gossip.hear, self._network)
                 nursery.start_soon(self._receipts.send_now_and_then)
                 await self._desk.wait_for(first_samplers)
@@ -99,11 +95,15 @@ class TrainerLoop:
                 await self._receipts.send()
                 nursery.cancel_scope.cancel()
 
-    async def _welcome(self, peer: bytes, sealed: bytes) -> bytes:
+    def _look_at_join(self, message: Message) -> Validation:
+        Envelope.parse(message.data).claim(Join, self._run.id)
+        return ACCEPT
+
+    async def _welcome(self, message: Message) -> bytes:
         """A join, delivered by hand and by whom it is about. It counts from the next head on."""
-        join = open_sealed(sealed, Join, self._run.id, signer=peer)
+        join = open_sealed(message.data, Join, self._run.id, signer=message.sender)
         self._desk.welcome(join)
-        if not self._desk.roster().find(peer):
+        if not self._desk.roster().find(join.signer):
             raise PeerError("this run does not take that engine class, or has no room")
         return b""
 
@@ -188,7 +188,8 @@ class TrainerLoop:
         """Sign the next version and let everybody know. Its blobs can be had before its head is heard of."""
         self._roster = self._desk.roster()
         made = await trio.to_thread.run_sync(self._make, trained, self._roster)
-        self._blobs.keep(made.head.id, made.blobs)
+        for route in made.head.message.routes:
+            self._offering.announce(route.table)
         self._admission.published(made.head, self._roster)
         self._announced.append(made.head)
         await self._network.publish(topics.topic(self._run.id, topics.HEADS), made.head.sealed)
@@ -201,7 +202,9 @@ class TrainerLoop:
             )
             for name, tensor in self._step.published().items()
         }
-        return self._publisher.publish(state, step=self._step.version, roster=roster, groups=trained)
+        made = self._publisher.publish(state, step=self._step.version, roster=roster, groups=trained)
+        self._publisher.store.prune(versions=self._versions_kept, settled=made.head.id)
+        return made
 
 
 def _trained(group: Admitted) -> TrainedGroup:

@@ -1,0 +1,70 @@
+"""How a program of ours ends: with one clear line and an exit code that means something.
+
+0 done, 1 something failed, 2 what the person wrote cannot be used, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Final, NoReturn
+
+import trio
+import typer
+
+from echo_node import log
+from echo_node.errors import ConfigError, EchoError
+
+INTERRUPTED: Final = 130
+"""What shells expect of a program that Ctrl-C has ended."""
+
+
+def run(app: Callable[[], object], name: str) -> None:
+    """Run a command line and end as said above."""
+    log.set_up()
+    try:
+        app()
+    except EchoError as error:
+        _stop_with(name, error)
+    except BaseExceptionGroup as group:
+        explained, unexplained = group.split(EchoError)
+        if explained is None or unexplained is not None:
+            raise
+        _stop_with(name, _first(explained))
+    except KeyboardInterrupt:
+        typer.echo(f"{name}: stopped", err=True)
+        sys.exit(INTERRUPTED)
+
+
+@asynccontextmanager
+async def until_told_to_stop() -> AsyncGenerator[None]:
+    """The block is cancelled at the first SIGINT or SIGTERM; at the second one the process ends at once."""
+
+    async def listen() -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            told = 0
+            async for _ in signals:
+                told += 1
+                if told > 1:
+                    os._exit(INTERRUPTED)
+                block.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listen)
+        with trio.CancelScope() as block:
+            yield
+        nursery.cancel_scope.cancel()
+
+
+def _first(group: BaseExceptionGroup[EchoError]) -> EchoError:
+    """Tasks that fail together mostly fail for one reason: the first one."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+def _stop_with(name: str, error: EchoError) -> NoReturn:
+    typer.echo(f"{name}: {error}", err=True)
+    sys.exit(2 if isinstance(error, ConfigError) else 1)
