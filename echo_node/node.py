@@ -111,7 +111,8 @@ class Node:
             nursery.cancel_scope.cancel()
 
     def _torch_engine(self) -> Engine:
-        from echo_node.engine.torch import TorchEngine  # noqa: PLC0415 - as above
+        from echo_node.engine.local import LocalEngine  # noqa: PLC0415 - as above
+        from echo_node.engine.torch import TorchDecoder  # noqa: PLC0415
 
         with _BUILDING:
-            return TorchEngine(self._run.folder)
+            return LocalEngine(TorchDecoder(self._run.folder))

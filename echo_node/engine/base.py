@@ -6,7 +6,8 @@ peers or text. An engine names the head whose weights it holds, since a version 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -34,9 +35,31 @@ class TensorBytes:
     data: bytes | memoryview
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Change:
+    """Elements of one tensor, ascending, and their new bit patterns (unsigned, as wide as the tensor's type)."""
+
+    tensor: str
+    positions: NDArray[np.int64]
+    values: NDArray[np.uint16] | NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """The way from the weights of one head to those of another.
+
+    `changes(granule)` opens what changed, in whole aligned runs of `granule` elements of a tensor; nobody writes to
+    the weights until it is closed.
+    """
+
+    since: bytes
+    head_id: bytes
+    changes: Callable[[int], AbstractContextManager[Iterable[Change]]]
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingLimits:
-    """How every completion of a run is drawn: over the first `vocab_size` ids, up to an end token or the limit."""
+    """How a completion is drawn: over the first `vocab_size` ids, up to an end token or the limit."""
 
     max_tokens: int
     temperature: float
@@ -51,6 +74,15 @@ class SlotRequest:
     prompt: Ids
     slot_key: bytes
     group_size: int
+    limits: SamplingLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """From its token `start` on, a completion was drawn under this head, up to the next span."""
+
+    start: int
+    head_id: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +92,16 @@ class Draw:
     ids: Ids
     logprobs: Floats
     finish: Literal["end", "length"]
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finished:
+    """A completion that has ended: number `completion` of the request that was taken as number `request`."""
+
+    request: int
+    completion: int
+    draw: Draw
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,11 +129,20 @@ class Description:
     parameters: int
     memory_bytes: int
     context: int | None
+    rows: int
+    """Completions that it draws at once."""
+    tokens_per_second: float | None
+    """As last seen; None: it has generated nothing yet."""
 
 
 def never() -> bool:
     """Nobody asks to stop."""
     return False
+
+
+def no_news() -> Update | None:
+    """The weights stay as they are."""
+    return None
 
 
 class Engine(Protocol):
@@ -108,16 +159,37 @@ class Engine(Protocol):
     def load(self, head_id: bytes, weights: Mapping[str, TensorBytes]) -> None:
         """Take these weights, by their Hugging Face names, tied ones once: all of them or, if one is wrong, none."""
 
+    def patch(self, update: Update) -> None:
+        """Go from the weights that are loaded, which must be those of `update.since`, to those of another head."""
+
     def generate(
         self,
-        requests: Sequence[SlotRequest],
-        limits: SamplingLimits,
-        cancelled: Callable[[], bool] = never,
-    ) -> list[tuple[Draw, ...]]:
-        """A group for each request, in order. `cancelled` is asked before each token: `EngineStoppedError`."""
+        requests: Iterable[SlotRequest],
+        *,
+        stop: Callable[[], bool] = never,
+        news: Callable[[], Update | None] = no_news,
+    ) -> Iterator[Finished]:
+        """Completions, each as it ends. A request is taken as soon as there is room for it, and no sooner.
+
+        `stop` is asked before each token: `EngineStoppedError`. `news` is asked then too, but only while every running
+        completion can still change its head (once at most): an update that it gives goes in at once, in flight.
+        """
 
     def score(self, prompt: Ids, ids: Ids, limits: SamplingLimits) -> Scores:
         """Measure a claimed completion by one prefill."""
 
     def describe(self) -> Description:
         """What this engine is and takes."""
+
+    def close(self) -> None:
+        """Give everything back. An engine that is closed refuses further calls."""
+
+
+def generate_groups(
+    engine: Engine, requests: Sequence[SlotRequest], *, stop: Callable[[], bool] = never
+) -> list[tuple[Draw, ...]]:
+    """A group for each request, in order, once all have ended."""
+    groups: list[dict[int, Draw]] = [{} for _ in requests]
+    for finished in engine.generate(requests, stop=stop):
+        groups[finished.request][finished.completion] = finished.draw
+    return [tuple(draws[place] for place in range(len(draws))) for draws in groups]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,17 +24,16 @@ class Reach:
     vocabulary: int
     context: int | None
 
-    def check_requests(self, requests: Sequence[SlotRequest], limits: SamplingLimits) -> None:
-        """Every request can be generated from the first token to the last."""
+    def check_request(self, request: SlotRequest, number: int) -> None:
+        """It can be generated from the first token to the last."""
+        limits, name = request.limits, f"request {number}"
         self._check_limits(limits)
-        for place, request in enumerate(requests):
-            name = f"request {place}"
-            if request.group_size < 1:
-                raise EngineError(f"{name} asks for a group of {request.group_size} completions")
-            if len(request.slot_key) != KEY_BYTES:
-                raise EngineError(f"{name} has a key of {len(request.slot_key)} bytes, not {KEY_BYTES}")
-            self._check_ids(request.prompt, limits, f"the prompt of {name}")
-            self._check_length(len(request.prompt), limits.max_tokens, name)
+        if request.group_size < 1:
+            raise EngineError(f"{name} asks for a group of {request.group_size} completions")
+        if len(request.slot_key) != KEY_BYTES:
+            raise EngineError(f"{name} has a key of {len(request.slot_key)} bytes, not {KEY_BYTES}")
+        self._check_ids(request.prompt, limits, f"the prompt of {name}")
+        self._check_length(len(request.prompt), limits.max_tokens, name)
 
     def check_claim(self, prompt: Ids, ids: Ids, limits: SamplingLimits) -> None:
         """A claimed completion can be scored."""

@@ -1,132 +1,243 @@
-"""The engine on transformers models, computing in float32. Weights come from `load` and from nowhere else.
+"""The decoder on transformers models, on whatever device torch has. Weights come from `load` and from nowhere else.
 
-Drawing is numpy's, in float64 on the CPU, whatever the device. On one machine, with one number of threads, the same
-requests give the same bits. It knows nothing of peers, runs or text.
+Any model that `AutoModelForCausalLM` builds and whose layers keep keys and values. It comes from a folder's config.json
+alone: nothing is unpickled, and no code of a model's own is ever run. On one machine, with one number of threads, the
+same calls give the same bits.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
-from echo_node.engine.base import (
-    Description,
-    Draw,
-    EngineStoppedError,
-    Ids,
-    SamplingLimits,
-    Scores,
-    SlotRequest,
-    TensorBytes,
-    never,
-)
-from echo_node.engine.branches import Branches
-from echo_node.engine.causal import CausalBatch, CausalModel
-from echo_node.engine.checks import Reach, check_weights
-from echo_node.engine.draws import draw, measure
+from echo_node.engine.attention import GROUPED
+from echo_node.engine.base import Change, Ids, TensorBytes
+from echo_node.engine.columns import Columns
+from echo_node.engine.draws import Logits
+from echo_node.engine.fitting import check_fits
 from echo_node.errors import EngineError, boundary
 
+DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_FILLED_AT_ONCE: Final = 8_192
+"""Ids that go through the model in one pass, padding included: it bounds the memory that a pass takes."""
 
-class TorchEngine:
+
+class TorchDecoder:
     """One model in this process. `threads` sets torch's number of threads, which is the whole process's."""
 
-    engine_class: str = "torch/f32"
+    granule: int = 1
 
-    def __init__(self, model_folder: Path, *, device: str = "auto", threads: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, device: str = "auto", dtype: str = "f32", threads: int | None = None
+    ) -> None:
+        if dtype not in DTYPES:
+            raise EngineError(f"torch computes in {', '.join(DTYPES)}, not in {dtype!r}")
         if threads is not None:
             torch.set_num_threads(threads)
-        with boundary(EngineError, f"building the model of {model_folder}"):
-            self._model = CausalModel(
-                model_folder, torch.device(_best_device() if device == "auto" else device)
+        self.engine_class = f"torch/{dtype}"
+        with boundary(EngineError, f"building the model of {folder}"):
+            where = torch.device(_best_device() if device == "auto" else device)
+            self._model = _build(folder, where, DTYPES[dtype])
+        self._accepted = inspect.signature(self._model.forward).parameters.keys()
+        if not {"attention_mask", "past_key_values"} <= self._accepted:
+            kind = self._model.config.model_type
+            raise EngineError(f"a {kind} model keeps no keys and values that a batch can share")
+        self._weights: dict[str, Tensor] = dict(self._model.named_parameters())
+        self._kinds: dict[str, str] = {}
+        self._columns = Columns(0, 0)
+        self._cache = self._columns.cache()
+        self._used = 0
+        self.device = str(where)
+        self.vocabulary = int(self._model.config.vocab_size)
+        self.context: int | None = getattr(self._model.config, "max_position_embeddings", None)
+        self.parameters = sum(weight.numel() for weight in self._weights.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What weights, keys and values take."""
+        return sum(weight.nbytes for weight in self._weights.values()) + self._columns.nbytes
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The weights that it wants, by their Hugging Face names, tied ones once."""
+        return {name: tuple(weight.shape) for name, weight in self._weights.items()}
+
+    @torch.inference_mode()
+    def load(self, weights: Mapping[str, TensorBytes]) -> None:
+        """Copy all weights in."""
+        for name, weight in self._weights.items():
+            given = weights[name]
+            self._kinds[name] = given.dtype
+            weight.copy_(
+                _values(np.frombuffer(given.data, _BITS[given.dtype]), given.dtype).view(given.shape)
             )
-        self._reach = Reach(self._model.vocabulary, self._model.context)
-        self._busy = threading.Lock()
-        self.loaded: bytes | None = None
+        self._used = 0
 
-    def load(self, head_id: bytes, weights: Mapping[str, TensorBytes]) -> None:
-        """Take these weights, by their Hugging Face names, tied ones once: all of them or, if one is wrong, none."""
-        with self._alone("loading weights"):
-            own = self._model.weights
-            check_weights(weights, {name: tuple(weight.shape) for name, weight in own.items()})
-            self.loaded = None  # should the copying break off, no head's name stands over a mixture
-            with torch.no_grad():
-                for name, weight in own.items():
-                    weight.copy_(torch.from_numpy(_float32(weights[name])))
-            self.loaded = head_id
+    @torch.inference_mode()
+    def put(self, changes: Iterable[Change]) -> None:
+        """Copy elements in, live at once."""
+        for change in changes:
+            weight = self._weights[change.tensor]
+            if not weight.is_contiguous():
+                raise EngineError(f"the weights {change.tensor} do not lie in one piece")
+            values = _values(change.values, self._kinds[change.tensor])
+            positions = torch.from_numpy(change.positions).to(weight.device)
+            weight.view(-1)[positions] = values.to(weight.device, weight.dtype)
 
-    def generate(
-        self,
-        requests: Sequence[SlotRequest],
-        limits: SamplingLimits,
-        cancelled: Callable[[], bool] = never,
-    ) -> list[tuple[Draw, ...]]:
-        """A group for each request, in order. `cancelled` is asked before each token: `EngineStoppedError`."""
-        with self._alone("generating"), torch.inference_mode():
-            self._check_loaded()
-            self._reach.check_requests(requests, limits)
-            if not requests:
-                return []
-            branches = Branches(requests, limits)
-            batch = CausalBatch(self._model, [request.prompt for request in requests])
-            logits = batch.prefill()
-            while not cancelled():
-                known = logits[:, : limits.vocab_size]
-                growth = branches.grow(*draw(known, branches.rows, branches.luck, limits.temperature))
-                if growth is None:
-                    return branches.groups()
-                logits = batch.decode(growth)
-            raise EngineStoppedError("generation was stopped by whoever asked for it")
-
-    def score(self, prompt: Ids, ids: Ids, limits: SamplingLimits) -> Scores:
-        """Measure a claimed completion by one prefill."""
-        with self._alone("scoring"), torch.inference_mode():
-            self._check_loaded()
-            self._reach.check_claim(prompt, ids, limits)
-            before = np.concatenate((prompt, ids[:-1])).astype(np.int64)  # the last token is only predicted
-            logits = self._model.forward(before[None], keep=ids.size, use_cache=False)[0]
-            return measure(logits[:, : limits.vocab_size], ids, limits.temperature)
-
-    def describe(self) -> Description:
-        """What this engine is and takes."""
-        weights = self._model.weights.values()
-        return Description(
-            engine_class=self.engine_class,
-            device=str(self._model.device),
-            parameters=sum(weight.numel() for weight in weights),
-            memory_bytes=sum(weight.nbytes for weight in weights),
-            context=self._model.context,
+    def make_room(self, rows: int, length: int) -> None:
+        """Be ready for so many rows of so many positions. The memory is taken when the first is filled."""
+        self._used = 0
+        if self._columns.holds(rows, length):
+            return
+        self._columns = Columns(rows, length)
+        self._cache = self._columns.cache()
+        check_fits(
+            _bytes_per_id(self._model.config, self._model.dtype) * rows * self._columns.width,
+            f"keys and values of {rows} rows of {length} ids",
+            advice="generate fewer completions at once",
         )
 
-    def _check_loaded(self) -> None:
-        if self.loaded is None:
-            raise EngineError("the engine has no weights", advice="load those of a head first")
+    @torch.inference_mode()
+    def prefill(self, rows: Sequence[int], prompts: Sequence[Ids]) -> Logits:
+        """Fill rows afresh; give what follows each prompt."""
+        if len(rows) >= self._used:  # maybe all that is in use is filled anew
+            kept = set(range(self._used)) - set(rows)
+            self._used = max(kept, default=-1) + 1
+        logits: list[Logits] = [np.empty(0)] * len(rows)
+        for places in _together([prompt.size for prompt in prompts]):
+            found = self._fill([rows[place] for place in places], [prompts[place] for place in places])
+            for place, follows in zip(places, found, strict=True):
+                logits[place] = follows
+        return np.stack(logits)
 
-    @contextmanager
-    def _alone(self, doing: str) -> Iterator[None]:
-        """No token is drawn from a mixture of weights: a second call while one runs is refused."""
-        if not self._busy.acquire(blocking=False):
-            raise EngineError(f"{doing} while another call runs", advice="make one call at a time")
-        try:
-            with boundary(EngineError, doing):
-                yield
-        finally:
-            self._busy.release()
+    def _fill(self, rows: list[int], prompts: list[Ids]) -> Logits:
+        lengths = [prompt.size for prompt in prompts]
+        width = max(lengths)
+        ids = np.zeros((len(rows), width), np.int64)
+        for row, prompt in zip(ids, prompts, strict=True):
+            row[width - prompt.size :] = prompt
+        padded = min(lengths) < width
+        seen = np.arange(width) >= width - np.array(lengths)[:, None]
+        positions = np.maximum(seen.cumsum(axis=1) - 1, 0)
+        self._columns.before_prefill(torch.tensor(rows, device=self._model.device), width, self._used)
+        logits = self._forward(ids, 1, positions if padded else None, seen if padded else None, cache=True)
+        self._columns.after_prefill(rows, lengths)
+        self._used = max(self._used, *(row + 1 for row in rows))
+        last: Logits = logits[:, -1]
+        return last
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Let a row begin as another does."""
+        self._columns.copy(source, target, length)
+        self._used = max(self._used, target + 1)
+
+    @torch.inference_mode()
+    def decode(self, tokens: Ids) -> Logits:
+        """One token more for each of the rows 0 … len(tokens) - 1; give what follows."""
+        columns = self._columns
+        self._used = len(tokens)
+        columns.before_decode(len(tokens))
+        starts = np.array(columns.starts[: len(tokens)])
+        positions = (columns.end - starts)[:, None]
+        padded = int(starts.max()) > columns.first
+        seen = np.arange(columns.first, columns.end + 1) >= starts[:, None] if padded else None
+        logits = self._forward(tokens[:, None], 1, positions, seen, cache=True)
+        columns.after_decode()
+        last: Logits = logits[:, -1]
+        return last
+
+    @torch.inference_mode()
+    def score(self, ids: Ids, keep: int) -> Logits:
+        """What follows each of the last `keep` ids, by one pass."""
+        follows: Logits = self._forward(ids[None], keep, None, None, cache=False)[0]
+        return follows
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._columns = Columns(0, 0)
+        self._cache = self._columns.cache()
+        self._weights = {}
+        self._model = None  # type: ignore[assignment] # whoever closes an engine does not use it again
+
+    def _forward(
+        self, ids: Ids, keep: int, positions: Ids | None, seen: NDArray[np.bool_] | None, *, cache: bool
+    ) -> Logits:
+        """The logits of the last `keep` places, [rows, keep, vocabulary]."""
+        given: dict[str, Any] = {"use_cache": cache}
+        if cache:
+            given["past_key_values"] = self._cache
+        if seen is not None:
+            given["attention_mask"] = self._there(seen)
+        if positions is not None and "position_ids" in self._accepted:
+            given["position_ids"] = self._there(positions)  # some models work them out from the mask
+        if "logits_to_keep" in self._accepted:
+            given["logits_to_keep"] = keep
+        logits: Tensor = self._model(input_ids=self._there(ids), **given).logits
+        array: Logits = logits[:, -keep:].float().cpu().numpy()
+        return array
+
+    def _there(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._model.device)
 
 
-def _float32(tensor: TensorBytes) -> NDArray[np.float32]:
-    """A tensor's values in memory of their own. bf16 is the upper half of a float32."""
-    if tensor.dtype == "bf16":
-        upper = np.frombuffer(tensor.data, "<u2").astype(np.uint32)
-        values = (upper << np.uint32(16)).view(np.float32)
-    else:
-        values = np.frombuffer(tensor.data, "<f2" if tensor.dtype == "f16" else "<f4").astype(np.float32)
-    return values.reshape(tensor.shape)
+def _build(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """The model on its device, with weights of no meaning until somebody copies them in."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if getattr(config, "quantization_config", None) is not None:
+        raise EngineError(f"the model of {folder} is quantised", advice="take its full-precision form")
+    # Whatever a config.json wishes, attention is transformers' own or ours, and no kernel from a hub.
+    with torch.device("meta"), no_init_weights():
+        shape = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation=None, trust_remote_code=False
+        )
+    elements = sum(weight.numel() for weight in shape.parameters())
+    if device.type == "cpu":
+        check_fits(elements * dtype.itemsize, f"the model of {folder}", advice="take a smaller model")
+    attention = GROUPED if shape._supports_sdpa else "eager"  # noqa: SLF001 - no public name for it
+    with no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+        )
+    model.tie_weights()  # which is otherwise part of giving them their first values
+    model.to(device)  # type: ignore[arg-type] # its decorator hides what it takes
+    return model.eval().requires_grad_(requires_grad=False)
+
+
+_BITS: Final = {"bf16": "<u2", "f16": "<u2", "f32": "<u4"}
+
+
+def _values(bits: NDArray[Any], kind: str) -> Tensor:
+    """Bit patterns as numbers. They may lie in memory that nobody may write to, and are copied."""
+    signed = np.array(bits, dtype=f"<i{bits.dtype.itemsize}" if bits.flags.writeable else bits.dtype)
+    return torch.from_numpy(signed.view(f"<i{bits.dtype.itemsize}")).view(DTYPES[kind])
+
+
+def _together(lengths: Sequence[int]) -> Iterable[list[int]]:
+    """Prompts that go through the model in one pass: of like length, so that there is little padding."""
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    while order:
+        count = max(1, _FILLED_AT_ONCE // lengths[order[0]])
+        yield order[:count]
+        order = order[count:]
+
+
+def _bytes_per_id(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """Of keys and values, where the configuration says so by the usual names; else a guess on the large side."""
+    text = config.get_text_config()
+    queries = int(getattr(text, "num_attention_heads", None) or 1)
+    heads = int(getattr(text, "num_key_value_heads", None) or queries)
+    size = int(getattr(text, "head_dim", None) or text.hidden_size // queries)  # type: ignore[operator]
+    return 2 * int(text.num_hidden_layers or 1) * heads * size * dtype.itemsize
 
 
 def _best_device() -> str:

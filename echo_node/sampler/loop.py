@@ -9,11 +9,14 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
 
 import trio
 
-from echo_node.engine.base import Engine
-from echo_node.errors import ConfigError, EngineError, PeerError
+from echo_node.engine.base import Engine, Update, no_news
+from echo_node.errors import ConfigError, DefectError, EngineError, PeerError
 from echo_node.metrics import Rate
 from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
 from echo_node.net.inbox import Inbox
@@ -22,6 +25,7 @@ from echo_node.run import Run
 from echo_node.sampler.pacing import Pacing
 from echo_node.sampler.rollout import Rollout
 from echo_node.threads import run_stoppable
+from echo_node.weights.handing import hand_over, update_to
 from echo_node.weights.pull import Puller
 from protocol import (
     ZERO,
@@ -45,6 +49,8 @@ from protocol import (
 log = logging.getLogger(__name__)
 HEAD_SECONDS = 30.0
 JOIN_SECONDS = 10.0
+TRIES: Final = 3
+"""How often slots are filled with an engine that dies over them."""
 JOIN_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
@@ -149,12 +155,24 @@ class SamplerLoop:
             else:
                 return
 
-    async def _fill(self, head: Opened[WeightsHead], slots: range) -> list[bytes]:
-        """Sealed groups under a head, whose weights are fetched and put in first if another's are."""
+    async def _fill(
+        self, head: Opened[WeightsHead], slots: range, news: Callable[[], Update | None] = no_news
+    ) -> list[bytes]:
+        """Sealed groups under a head, whose weights are fetched and put in first if another's are.
+
+        The draws of a slot are fixed by its key: after a crash of the engine they are made again, and are the same.
+        """
         async with self._busy:
-            if self._engine.loaded != head.id:
-                await self._puller.use(head, self._engine.load)
-            return await run_stoppable(lambda stop: self._rollout.fill(head.id, slots, stop))
+            for tries_left in reversed(range(TRIES)):
+                try:
+                    if self._engine.loaded != head.id:
+                        await self._puller.use(head, lambda held: hand_over(held, self._engine))
+                    return await run_stoppable(lambda stop: self._rollout.fill(head.id, slots, stop, news))
+                except EngineError as error:
+                    if self._engine.loaded is not None or not tries_left:
+                        raise  # it is well, and refuses this; or it is not, whatever is done
+                    log.warning("slots %d to %d are filled again: %s", slots[0], slots[-1], error)
+            raise DefectError("no attempt was made")
 
     # Sequential pull
 
@@ -188,7 +206,8 @@ class SamplerLoop:
             if head is None or head.id != tip.id:
                 head, slot = tip, 0
             try:
-                sealed = await self._fill(head, range(slot, slot + self._slots))
+                async with self._in_flight(head) as news:
+                    sealed = await self._fill(head, range(slot, slot + self._slots), news)
             except (PeerError, ProtocolError, EngineError) as error:
                 log.warning(
                     "version %d could not be sampled, waiting for the next: %s", head.message.version, error
@@ -203,6 +222,38 @@ class SamplerLoop:
             self.pacing.sent([Envelope.parse(item).id for item in short])
             for batch in fill_batches(short):
                 await self._network.publish(topics.topic(self._run.id, topics.GROUPS), batch)
+
+    @asynccontextmanager
+    async def _in_flight(self, head: Opened[WeightsHead]) -> AsyncGenerator[Callable[[], Update | None]]:
+        """Newer weights for completions that run, where the run wants that: they are pulled while the block lasts."""
+        if not self._run.told.sync.in_flight:
+            yield no_news
+            return
+        pulled = [head.id]
+
+        def news() -> Update | None:
+            since, newest = self._engine.loaded, pulled[-1]
+            if since is None or since == newest:
+                return None
+            return update_to(self._puller.store, since, newest)
+
+        async def pull() -> None:
+            newest = head
+            while True:
+                newest = await self._chain.wait_for_newer(newest.id)
+                if self._chain.holding:
+                    continue
+                try:
+                    await self._puller.pull(newest.id)
+                except (PeerError, ProtocolError) as error:
+                    log.info("version %d cannot be had in flight: %s", newest.message.version, error)
+                else:
+                    pulled.append(newest.id)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pull)
+            yield news
+            nursery.cancel_scope.cancel()
 
     async def _read(self, receipts: Inbox[Message]) -> None:
         async for message in receipts:

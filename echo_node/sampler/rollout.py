@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
-from echo_node.engine.base import Draw, Engine, SlotRequest
+from echo_node.engine.base import Draw, Engine, SlotRequest, Update, no_news
+from echo_node.errors import DefectError
 from echo_node.run import Run
 from protocol import Completion, Identity, Stretch, TrajectoryGroup, seal
 
@@ -17,22 +19,47 @@ class Rollout:
         self._identity = identity
         self._engine = engine
 
-    def fill(self, head_id: bytes, slots: Sequence[int], cancelled: Callable[[], bool]) -> list[bytes]:
-        """Sealed groups for these slots, in their order. It takes a while: run it in a thread."""
+    def fill(
+        self,
+        head_id: bytes,
+        slots: Sequence[int],
+        stop: Callable[[], bool],
+        news: Callable[[], Update | None] = no_news,
+    ) -> list[bytes]:
+        """Sealed groups for these slots, in their order. It takes a while: run it in a thread.
+
+        Weights that `news` gives go in while completions run; their tokens name the head that they were drawn under.
+        """
+        if self._engine.loaded not in {None, head_id}:
+            raise DefectError("slots of a head whose weights are not in the engine")
+        heads = [head_id]
+
+        def note() -> Update | None:
+            update = news()
+            if update is not None:
+                heads.append(update.head_id)
+            return update
+
         keys = [self._run.slot_key(head_id, self._identity.public, slot) for slot in slots]
         prompts = [self._run.prompt(key) for key in keys]
         size = self._run.told.sampling.group_size
-        requests = [SlotRequest(ids, key, size) for key, (_, ids) in zip(keys, prompts, strict=True)]
-        groups = self._engine.generate(requests, self._run.limits, cancelled)
+        limits = self._run.limits
+        requests = [SlotRequest(ids, key, size, limits) for key, (_, ids) in zip(keys, prompts, strict=True)]
+        groups: list[dict[int, Draw]] = [{} for _ in slots]
+        for finished in self._engine.generate(requests, stop=stop, news=note):
+            groups[finished.request][finished.completion] = finished.draw
         sealed = []
         for slot, (prompt, ids), draws in zip(slots, prompts, groups, strict=True):
+            later = {span.head_id for draw in draws.values() for span in draw.spans} - {head_id}
+            used = (head_id, *(head for head in heads if head in later))
             group = TrajectoryGroup.of(
                 prompt=ids,
                 completions=[
-                    self._completion(draw, self._run.score(prompt, draw.ids).value) for draw in draws
+                    self._completion(draws[place], used, self._run.score(prompt, draws[place].ids).value)
+                    for place in range(size)
                 ],
                 engine=self._engine.engine_class,
-                heads=(head_id,),
+                heads=used,
                 slot=slot,
                 vocabulary=self._run.told.model.vocab_size,
             )
@@ -40,6 +67,10 @@ class Rollout:
         return sealed
 
     @staticmethod
-    def _completion(draw: Draw, reward: float) -> Completion:
-        whole = (Stretch(0, len(draw.ids), 0),)
-        return Completion(draw.ids, draw.logprobs, draw.finish, reward, whole)
+    def _completion(draw: Draw, heads: tuple[bytes, ...], reward: float) -> Completion:
+        cuts = [*(span.start for span in draw.spans), len(draw.ids)]
+        stretches = tuple(
+            Stretch(start, end, heads.index(span.head_id))
+            for span, (start, end) in zip(draw.spans, itertools.pairwise(cuts), strict=True)
+        )
+        return Completion(draw.ids, draw.logprobs, draw.finish, reward, stretches)

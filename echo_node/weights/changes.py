@@ -7,11 +7,11 @@ they began, and where there is no chain of deltas it names all of them; it never
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_node.engine.base import Change
 from echo_node.errors import StoreError
 from echo_node.weights.flat import Chunk, FlatLayout
 from echo_node.weights.journal import Head
@@ -21,17 +21,11 @@ from protocol import DELTA_CODEC, Frame, Route
 from protocol.delta import decode_positions
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Change:
-    """Elements of one tensor, ascending, and their new bit patterns (unsigned, as wide as the tensor's type)."""
+def changes(truth: Truth, state: memoryview, since: bytes, head: Head, granule: int = 1) -> Iterator[Change]:
+    """From the state of head `since` to that of `head`, which lies in `state` and must not change meanwhile.
 
-    tensor: str
-    positions: NDArray[np.int64]
-    values: NDArray[np.uint16] | NDArray[np.uint32]
-
-
-def changes(truth: Truth, state: memoryview, since: bytes, head: Head) -> Iterator[Change]:
-    """From the state of head `since` to that of `head`, which lies in `state` and must not change meanwhile."""
+    Elements come in whole runs of `granule`, counted from the first of their tensor.
+    """
     flat = truth.flat
     steps = _deltas(truth, since, head)
     tables = (
@@ -39,7 +33,7 @@ def changes(truth: Truth, state: memoryview, since: bytes, head: Head) -> Iterat
     )
     for chunk in flat.chunks:
         positions = None if tables is None else _positions(truth, tables, chunk)
-        yield from _split(flat, state, chunk, positions)
+        yield from _split(flat, state, chunk, positions, granule)
 
 
 def _deltas(truth: Truth, since: bytes, head: Head) -> list[Route] | None:
@@ -69,7 +63,7 @@ def _positions(
 
 
 def _split(
-    flat: FlatLayout, state: memoryview, chunk: Chunk, positions: NDArray[np.int64] | None
+    flat: FlatLayout, state: memoryview, chunk: Chunk, positions: NDArray[np.int64] | None, granule: int
 ) -> Iterator[Change]:
     """The elements of a chunk, by tensor."""
     first = 0
@@ -82,6 +76,17 @@ def _split(
             within = positions[low:high] - first + stretch.first
         first += stretch.elements
         if within.size:
+            within = _whole(within, granule, tensor.elements)
             kind = np.dtype("<u2" if tensor.width == 2 else "<u4")
             whole = np.frombuffer(state, kind, tensor.elements, tensor.offset)
             yield Change(tensor.name, within, whole[within])
+
+
+def _whole(positions: NDArray[np.int64], granule: int, elements: int) -> NDArray[np.int64]:
+    """The runs of a tensor that these elements lie in, a run of the tensor's end perhaps shorter."""
+    if granule == 1:
+        return positions
+    runs = positions // granule
+    runs = runs[np.concatenate(([True], runs[1:] != runs[:-1]))]
+    within = (runs[:, None] * granule + np.arange(granule)).ravel()
+    return within[within < elements]

@@ -9,8 +9,8 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 
-from echo_node.engine.base import TensorBytes
-from echo_node.weights.changes import Change, changes
+from echo_node.engine.base import Change, TensorBytes
+from echo_node.weights.changes import changes
 from echo_node.weights.journal import Head
 from echo_node.weights.scratch import tensors
 from echo_node.weights.truth import Truth
@@ -27,9 +27,9 @@ class Leased:
         self.head = head
         self.state: Mapping[str, TensorBytes] = MappingProxyType(state)
 
-    def changes(self, since: bytes) -> Iterator[Change]:
+    def changes(self, since: bytes, granule: int = 1) -> Iterator[Change]:
         """What became of the state of head `since`: a superset of what changed, a chunk at a time."""
-        return changes(self._truth, self._flat_state, since, self.head)
+        return changes(self._truth, self._flat_state, since, self.head, granule)
 
 
 @contextmanager

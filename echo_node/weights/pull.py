@@ -22,14 +22,15 @@ from echo_node.net.blobs.download import DownloadSettings
 from echo_node.net.blobs.download import Progress as Fetched
 from echo_node.net.blobs.holders import Want
 from echo_node.net.throttle import Uplink
+from echo_node.weights.handing import opened
 from echo_node.weights.hearing import Hearing
 from echo_node.weights.journal import Head
+from echo_node.weights.leased import Leased
 from echo_node.weights.offering import Offering
 from echo_node.weights.passage import ANCHOR_CODEC
 from echo_node.weights.progress import Pulling, Pulls
 from echo_node.weights.refusal import UnprovenError
 from echo_node.weights.routes import Step, Way, cheapest
-from echo_node.weights.state import State
 from echo_node.weights.store import WeightsStore
 from echo_node.weights.taking import take_way
 from protocol import Roster, Route, decode, limits, peer_id
@@ -136,15 +137,12 @@ class Puller:
                 return
         log.warning("version %d cannot be had, nor one shortly before it", target.message.version)
 
-    async def use(self, head: Head, take: Callable[[bytes, State], T]) -> T:
+    async def use(self, head: Head, take: Callable[[Leased], T]) -> T:
         """Have the state of a head, and give it to `take`, in a thread. It is good only within that call."""
 
         def held() -> T:
-            with self.store.lease() as lease:
-                if lease.head.id == head.id:
-                    return take(head.id, lease.state)
-            with self.store.materialise(head.id) as other:
-                return take(head.id, other.state)
+            with opened(self.store, head.id) as lease:
+                return take(lease)
 
         if not self._is_past(head):
             await self.pull(head.id)

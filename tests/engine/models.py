@@ -51,11 +51,16 @@ def tensor(value: torch.Tensor) -> TensorBytes:
     )
 
 
-def requests(count: int, *, group_size: int = 5, seed: int = 0, lengths=(4,)) -> list[SlotRequest]:
+def requests(
+    count: int, *, group_size: int = 5, seed: int = 0, lengths=(4,), limits: SamplingLimits = LIMITS
+) -> list[SlotRequest]:
     draws = np.random.default_rng(seed)
     return [
         SlotRequest(
-            draws.integers(0, LIMITS.vocab_size, lengths[place % len(lengths)]), draws.bytes(32), group_size
+            draws.integers(0, limits.vocab_size, lengths[place % len(lengths)]),
+            draws.bytes(32),
+            group_size,
+            limits,
         )
         for place in range(count)
     ]

@@ -12,8 +12,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from echo_node.embedded import folder as embedded
-from echo_node.engine.base import EngineStoppedError, SamplingLimits, SlotRequest, TensorBytes
-from echo_node.engine.torch import TorchEngine
+from echo_node.engine.attention import GROUPED
+from echo_node.engine.base import (
+    EngineStoppedError,
+    SamplingLimits,
+    SlotRequest,
+    TensorBytes,
+    generate_groups,
+)
+from echo_node.engine.local import LocalEngine
+from echo_node.engine.torch import TorchDecoder
 from echo_node.errors import EngineError
 from echo_node.text import Tokenizer
 from protocol import sampling
@@ -43,8 +51,12 @@ def engine(qwen3):
     return loaded(qwen3)
 
 
-def loaded(folder) -> TorchEngine:
-    engine = TorchEngine(folder, device="cpu", threads=1)
+def made(folder, *, rows=32) -> LocalEngine:
+    return LocalEngine(TorchDecoder(folder, device="cpu", threads=1), rows=rows)
+
+
+def loaded(folder, *, rows=32) -> LocalEngine:
+    engine = made(folder, rows=rows)
     engine.load(HEAD, models.weights(folder))
     return engine
 
@@ -76,9 +88,9 @@ def test_a_mixed_batch_is_what_a_plain_forward_pass_says(family, tmp_path):
     name, settings = FAMILIES[family]
     folder = models.folder(tmp_path, name, **settings)
     engine = loaded(folder)
-    requests = models.requests(6, lengths=(1, 4, 11))
     limits = dataclasses.replace(LIMITS, temperature=0.8)
-    for request, draw, u in each(requests, engine.generate(requests, limits)):
+    requests = models.requests(6, lengths=(1, 4, 11), limits=limits)
+    for request, draw, u in each(requests, generate_groups(engine, requests)):
         logits = reference_logits(folder, request.prompt, draw.ids)[:, : limits.vocab_size]
         probability = sampling.probabilities(logits, limits.temperature)
         assert sampling.replay(probability, draw.ids, u).d.max() < 1e-5
@@ -90,15 +102,15 @@ def test_a_mixed_batch_is_what_a_plain_forward_pass_says(family, tmp_path):
 
 def test_the_same_requests_give_the_same_bits_twice_and_in_a_fresh_engine(qwen3, engine):
     requests = models.requests(8, lengths=(3, 4))
-    first = flat(engine.generate(requests, LIMITS))
-    assert flat(engine.generate(requests, LIMITS)) == first
-    assert flat(loaded(qwen3).generate(requests, LIMITS)) == first
+    first = flat(generate_groups(engine, requests))
+    assert flat(generate_groups(engine, requests)) == first
+    assert flat(generate_groups(loaded(qwen3), requests)) == first
 
 
 def test_a_groups_draws_do_not_depend_on_its_neighbours(engine):
     requests = models.requests(7, lengths=(9, 2, 5))
-    together = engine.generate(requests, LIMITS)
-    alone = [group for request in requests for group in engine.generate([request], LIMITS)]
+    together = generate_groups(engine, requests)
+    alone = [group for request in requests for group in generate_groups(engine, [request])]
     for groups in (together, alone):
         for request, draw, u in each(requests, groups):
             assert engine.score(request.prompt, draw.ids, LIMITS).replay(u).d.max() < 1e-6
@@ -113,10 +125,11 @@ def test_a_groups_draws_do_not_depend_on_its_neighbours(engine):
 def test_first_tokens_follow_the_softmax(engine):
     prompt, count = models.requests(1)[0].prompt, 8_000
     luck = np.random.default_rng(5)
-    slots = [SlotRequest(prompt, luck.bytes(32), 400) for _ in range(count // 400)]
     one = dataclasses.replace(LIMITS, max_tokens=1, temperature=1.3)
+    slots = [SlotRequest(prompt, luck.bytes(32), 400, one) for _ in range(count // 400)]
     seen = np.bincount(
-        [draw.ids[0] for group in engine.generate(slots, one) for draw in group], minlength=LIMITS.vocab_size
+        [draw.ids[0] for group in generate_groups(engine, slots) for draw in group],
+        minlength=LIMITS.vocab_size,
     )
     places = np.arange(LIMITS.vocab_size)
     expected = count * np.exp([engine.score(prompt, places[k : k + 1], one).logprobs[0] for k in places])
@@ -135,17 +148,17 @@ def test_padding_ids_are_never_drawn_and_take_no_share(tmp_path):
     head = np.frombuffer(changed["lm_head.weight"].data, "<u2").reshape(models.VOCABULARY, -1).copy()
     head[LIMITS.vocab_size :] = 0x4120  # 10 in bf16: their logits are large, of whatever sign
     changed["lm_head.weight"] = dataclasses.replace(changed["lm_head.weight"], data=head.tobytes())
-    engine = TorchEngine(folder, device="cpu", threads=1)
+    engine = made(folder)
     requests = models.requests(20, group_size=8)
     engine.load(HEAD, changed)
-    drawn = engine.generate(requests, LIMITS)
+    drawn = generate_groups(engine, requests)
     assert max(draw.ids.max() for group in drawn for draw in group) < LIMITS.vocab_size
     engine.load(HEAD, models.weights(folder))
-    assert flat(engine.generate(requests, LIMITS)) == flat(drawn)
+    assert flat(generate_groups(engine, requests)) == flat(drawn)
 
 
 def test_a_completion_ends_at_its_first_end_token_or_at_the_limit(engine):
-    groups = engine.generate(models.requests(24, group_size=6), LIMITS)
+    groups = generate_groups(engine, models.requests(24, group_size=6))
     finishes = set()
     for draw in (draw for group in groups for draw in group):
         ends = np.isin(draw.ids, list(LIMITS.end_tokens))
@@ -157,20 +170,20 @@ def test_a_completion_ends_at_its_first_end_token_or_at_the_limit(engine):
     assert finishes == {"end", "length"}
     endless = dataclasses.replace(LIMITS, end_tokens=frozenset())
     assert all(
-        d.ids.size == 9 and d.finish == "length" for d in engine.generate(models.requests(1), endless)[0]
+        d.ids.size == 9 and d.finish == "length"
+        for d in generate_groups(engine, models.requests(1, limits=endless))[0]
     )
 
 
 def test_a_longer_limit_only_adds_tokens(engine):
-    requests = models.requests(4)
-    longer = engine.generate(requests, LIMITS)
-    shorter = engine.generate(requests, dataclasses.replace(LIMITS, max_tokens=3))
+    longer = generate_groups(engine, models.requests(4))
+    shorter = generate_groups(engine, models.requests(4, limits=dataclasses.replace(LIMITS, max_tokens=3)))
     for long, short in zip(longer, shorter, strict=True):
         assert all(np.array_equal(a.ids[:3], b.ids) for a, b in zip(long, short, strict=True))
 
 
 def test_nothing_asked_is_nothing_done(engine):
-    assert engine.generate([], LIMITS) == []
+    assert generate_groups(engine, []) == []
 
 
 BAD_REQUESTS = {
@@ -194,10 +207,13 @@ BAD_REQUESTS = {
 @pytest.mark.parametrize("case", BAD_REQUESTS)
 def test_a_bad_request_is_one_clear_error_before_any_work(case, engine, monkeypatch):
     request, limits, words = BAD_REQUESTS[case]
-    monkeypatch.setattr(engine._model, "forward", None)  # whoever runs the model fails otherwise
+    monkeypatch.setattr(engine._decoder, "_model", None)  # whoever runs the model fails otherwise
     good = models.requests(1)[0]
     with pytest.raises(EngineError, match=words):
-        engine.generate([good, dataclasses.replace(good, **request)], dataclasses.replace(LIMITS, **limits))
+        generate_groups(
+            engine,
+            [good] * 9 + [dataclasses.replace(good, limits=dataclasses.replace(LIMITS, **limits), **request)],
+        )
 
 
 def test_a_bad_claim_is_one_clear_error(engine):
@@ -213,10 +229,10 @@ def test_a_bad_claim_is_one_clear_error(engine):
 
 
 def test_without_weights_there_is_nothing_to_say(qwen3):
-    engine = TorchEngine(qwen3, device="cpu", threads=1)
+    engine = made(qwen3)
     assert engine.loaded is None
     with pytest.raises(EngineError, match="load those of a head first"):
-        engine.generate(models.requests(1), LIMITS)
+        generate_groups(engine, models.requests(1))
     with pytest.raises(EngineError, match="no weights"):
         engine.score(np.array([1]), np.array([1]), LIMITS)
 
@@ -241,15 +257,15 @@ BAD_WEIGHTS = {
 @pytest.mark.parametrize("case", BAD_WEIGHTS)
 def test_a_bad_load_leaves_the_old_weights_in_place(case, engine, tmp_path):
     spoil, words = BAD_WEIGHTS[case]
-    before = flat(engine.generate(models.requests(3), LIMITS))
+    before = flat(generate_groups(engine, models.requests(3)))
     other = models.weights(models.folder(tmp_path, seed=1, head_dim=10, tie_word_embeddings=True))
     with pytest.raises(EngineError, match=words):
         engine.load(b"o" * 32, spoil(other))
     assert engine.loaded == HEAD
-    assert flat(engine.generate(models.requests(3), LIMITS)) == before
+    assert flat(generate_groups(engine, models.requests(3))) == before
     engine.load(b"o" * 32, other)
     assert engine.loaded == b"o" * 32
-    assert flat(engine.generate(models.requests(3), LIMITS)) != before
+    assert flat(generate_groups(engine, models.requests(3))) != before
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -274,7 +290,7 @@ def test_weights_that_are_not_finite_are_the_engines_error_and_not_a_token(engin
     nan = np.full(40 * 24, 0x7FC0, "<u2").tobytes()
     engine.load(b"n" * 32, broken | {NAME: dataclasses.replace(broken[NAME], data=nan)})
     with pytest.raises(EngineError, match="not finite"):
-        engine.generate(models.requests(1), LIMITS)
+        generate_groups(engine, models.requests(1))
 
 
 def test_generation_stops_between_two_tokens_when_asked(engine):
@@ -285,9 +301,10 @@ def test_generation_stops_between_two_tokens_when_asked(engine):
         return len(asked) > 3
 
     with pytest.raises(EngineStoppedError):
-        engine.generate(models.requests(2), dataclasses.replace(LIMITS, end_tokens=frozenset()), enough)
+        endless = dataclasses.replace(LIMITS, end_tokens=frozenset())
+        generate_groups(engine, models.requests(2, limits=endless), stop=enough)
     assert len(asked) == 4
-    assert engine.generate(models.requests(1), LIMITS)
+    assert generate_groups(engine, models.requests(1))
 
 
 def test_a_second_call_while_one_runs_is_refused(engine, qwen3):
@@ -300,28 +317,28 @@ def test_a_second_call_while_one_runs_is_refused(engine, qwen3):
             refused.append(caught)
         return False
 
-    engine.generate(models.requests(1), LIMITS, meddle)
+    generate_groups(engine, models.requests(1), stop=meddle)
     assert refused
     assert engine.loaded == HEAD
 
 
 def test_any_thread_may_call(engine):
     found = []
-    thread = threading.Thread(target=lambda: found.append(flat(engine.generate(models.requests(2), LIMITS))))
+    thread = threading.Thread(target=lambda: found.append(flat(generate_groups(engine, models.requests(2)))))
     thread.start()
     thread.join(30)
-    assert found == [flat(engine.generate(models.requests(2), LIMITS))]
+    assert found == [flat(generate_groups(engine, models.requests(2)))]
 
 
 def test_the_shipped_model_answers_about_three_prompts_in_ten():
     tokenizer, luck = Tokenizer.from_folder(embedded()), np.random.default_rng(0)
     engine = loaded(embedded())
     numbers = [f"{luck.integers(0, 10**5):05}" for _ in range(32)]
-    slots = [SlotRequest(tokenizer.encode(f"r{number}="), luck.bytes(32), 16) for number in numbers]
     limits = SamplingLimits(8, 1.0, tokenizer.end_tokens, tokenizer.vocab_size)
+    slots = [SlotRequest(tokenizer.encode(f"r{number}="), luck.bytes(32), 16, limits) for number in numbers]
     right = [
         tokenizer.decode(draw.ids) == number[::-1] and draw.finish == "end"
-        for number, group in zip(numbers, engine.generate(slots, limits), strict=True)
+        for number, group in zip(numbers, generate_groups(engine, slots), strict=True)
         for draw in group
     ]
     assert 0.15 < np.mean(right) < 0.5
@@ -331,6 +348,11 @@ def test_it_says_what_it_is(engine):
     says = engine.describe()
     assert (says.engine_class, says.device, says.context) == ("torch/f32", "cpu", 48)
     assert says.memory_bytes == 4 * says.parameters > 0
+    assert says.tokens_per_second is None
+    generate_groups(engine, models.requests(1))
+    says = engine.describe()
+    assert says.memory_bytes > 4 * says.parameters
+    assert says.tokens_per_second > 0
 
 
 @pytest.mark.parametrize(
@@ -350,7 +372,7 @@ def test_a_configuration_that_cannot_be_built_is_an_engine_error_and_runs_no_cod
     (tmp_path / "config.json").write_text(json.dumps(config | wish))
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with pytest.raises(EngineError):
-        TorchEngine(tmp_path, device="cpu", threads=1)
+        made(tmp_path)
     assert not (tmp_path / "ran").exists()
 
 
@@ -359,10 +381,10 @@ def test_a_configuration_cannot_choose_a_kernel_from_a_hub(qwen3, tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps(config | {"attn_implementation": "kernels-community/evil"})
     )
-    engine = TorchEngine(tmp_path, device="cpu", threads=1)
-    assert engine._model._config._attn_implementation == "sdpa"
+    engine = made(tmp_path)
+    assert engine._decoder._model.config._attn_implementation == GROUPED
 
 
 def test_an_empty_folder_is_an_engine_error(tmp_path):
     with pytest.raises(EngineError, match="building the model"):
-        TorchEngine(tmp_path, device="cpu", threads=1)
+        made(tmp_path)

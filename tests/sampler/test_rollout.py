@@ -12,7 +12,8 @@ from echo_node import embedded
 from echo_node.admission import Admission, Admitted
 from echo_node.contract.builtin.digits_reverse import DigitsReverse
 from echo_node.engine.base import EngineStoppedError, never
-from echo_node.engine.torch import TorchEngine
+from echo_node.engine.local import LocalEngine
+from echo_node.engine.torch import TorchDecoder
 from echo_node.errors import ContractError, EngineError
 from echo_node.run import read_model
 from echo_node.sampler.rollout import Rollout
@@ -27,7 +28,7 @@ ANN, BOB = SAMPLERS[:2]
 @pytest.fixture(scope="module")
 def engine():
     torch.set_num_threads(1)
-    made = TorchEngine(embedded.folder(), device="cpu")
+    made = LocalEngine(TorchDecoder(embedded.folder(), device="cpu"))
     made.load(HEAD.id, read_model(embedded.folder()))
     return made
 
@@ -98,10 +99,12 @@ def test_the_same_slots_give_the_same_groups_alone_or_together(rollout, groups, 
 
 def test_another_sampler_or_another_head_draws_other_luck(engine, groups):
     for identity, head in ((BOB, HEAD.id), (ANN, b"?" * 32)):
+        engine.load(head, read_model(embedded.folder()))
         other = [
             open_sealed(one, TrajectoryGroup, RUN.id).message
             for one in Rollout(RUN, identity, engine).fill(head, range(6), never)
         ]
+        engine.load(HEAD.id, read_model(embedded.folder()))
         assert [group.prompt for group in other] != [group.prompt for group in groups]
         assert [group.tokens for group in other] != [group.tokens for group in groups]
 
@@ -124,7 +127,7 @@ def test_when_asked_to_stop_nothing_comes_out_and_the_engine_is_as_good_as_befor
 
 def test_without_weights_nothing_is_drawn():
     with pytest.raises(EngineError, match="no weights"):
-        Rollout(RUN, ANN, TorchEngine(embedded.folder(), device="cpu")).fill(HEAD.id, [0], never)
+        Rollout(RUN, ANN, LocalEngine(TorchDecoder(embedded.folder(), device="cpu"))).fill(HEAD.id, [0], never)
 
 
 class Broken(DigitsReverse):

@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM
 
 from echo_node.config import DemoConfig
 from echo_node.demo.swarm import Demo
-from echo_node.engine.torch import TorchEngine
+from echo_node.engine.local import LocalEngine
+from echo_node.engine.torch import TorchDecoder
 from echo_node.metrics import Records
 from echo_node.run import read_model
 from echo_node.sampler.rollout import Rollout
@@ -23,7 +24,7 @@ def groups():
     torch.set_num_threads(1)
     demo = Demo(DemoConfig(), Records())
     run = demo._open_run()
-    engine = TorchEngine(run.folder)
+    engine = LocalEngine(TorchDecoder(run.folder))
     engine.load(bytes(32), read_model(run.folder))
     sealed = Rollout(run, demo._identity("sampler 0"), engine).fill(bytes(32), range(12), lambda: False)
     return run, [open_sealed(item, TrajectoryGroup, run.id).message for item in sealed]

@@ -68,8 +68,8 @@ async def test_the_newest_or_a_named_version_is_pulled_and_an_older_one_is_built
         assert held(puller.store) == bits(state(4))
         with pytest.raises(StoreError, match="version 4 is held, which follows version 2"):
             await puller.pull(made[2].head.id)
-        assert await puller.use(made[2].head, lambda _, old: bits(old)) == bits(state(2))
-        assert await puller.use(made[4].head, lambda _, now: bits(now)) == bits(state(4))
+        assert await puller.use(made[2].head, lambda old: bits(old.state)) == bits(state(2))
+        assert await puller.use(made[4].head, lambda now: bits(now.state)) == bits(state(4))
         assert puller.held == made[4].head
 
 

@@ -1,0 +1,155 @@
+"""An engine in this process: one decoder, one call at a time. `worker` puts it into a process of its own.
+
+It checks what it is asked before any work, names the head whose weights are in, and forgets the name while they change.
+It knows nothing of torch or llama.cpp.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+
+from echo_node.engine.base import (
+    Description,
+    EngineStoppedError,
+    Finished,
+    Ids,
+    SamplingLimits,
+    Scores,
+    SlotRequest,
+    TensorBytes,
+    Update,
+    never,
+    no_news,
+)
+from echo_node.engine.batch import Batch
+from echo_node.engine.checks import Reach, check_weights
+from echo_node.engine.decoder import Decoder
+from echo_node.engine.draws import measure
+from echo_node.errors import EngineError, boundary
+
+ROWS: Final = 128
+"""Completions at once, unless the caller says otherwise."""
+
+
+class LocalEngine:
+    """A decoder as an engine."""
+
+    def __init__(self, decoder: Decoder, *, rows: int = ROWS) -> None:
+        if rows < 1:
+            raise EngineError(f"an engine of {rows} rows draws nothing", advice="give it at least one")
+        self._decoder = decoder
+        self._rows = rows
+        self._reach = Reach(decoder.vocabulary, decoder.context)
+        self._busy = threading.Lock()
+        self._closed = False
+        self._speed: float | None = None
+        self.engine_class = decoder.engine_class
+        self.loaded: bytes | None = None
+
+    def load(self, head_id: bytes, weights: Mapping[str, TensorBytes]) -> None:
+        """Take these weights, by their Hugging Face names, tied ones once: all of them or, if one is wrong, none."""
+        with self._alone("loading weights"):
+            check_weights(weights, self._decoder.shapes)
+            self.loaded = None  # should the copying break off, no head's name stands over a mixture
+            self._decoder.load(weights)
+            self.loaded = head_id
+
+    def patch(self, update: Update) -> None:
+        """Go from the weights that are loaded, which must be those of `update.since`, to those of another head."""
+        with self._alone("changing weights"):
+            self._put(update)
+
+    def generate(
+        self,
+        requests: Iterable[SlotRequest],
+        *,
+        stop: Callable[[], bool] = never,
+        news: Callable[[], Update | None] = no_news,
+    ) -> Iterator[Finished]:
+        """Completions, each as it ends; see `Engine`."""
+        with self.batch() as batch:
+            if isinstance(requests, Sequence):
+                batch.check(requests)  # all of them, before any work
+            source = iter(requests)
+            more = True
+            while more or not batch.idle:
+                while more and batch.room:
+                    request = next(source, None)
+                    more = request is not None
+                    if request is not None:
+                        batch.add(request)
+                if stop():
+                    raise EngineStoppedError("generation was stopped by whoever asked for it")
+                if batch.updatable and (update := news()) is not None:
+                    batch.update(update)
+                yield from batch.step()
+
+    @contextmanager
+    def batch(self) -> Generator[Batch]:
+        """A batch of this engine's own, with the weights that are in. Nothing else goes on until the block ends."""
+        with self._alone("generating"):
+            batch = Batch(self._decoder, self._check_loaded(), rows=self._rows, put=self._put)
+            try:
+                yield batch
+            finally:
+                if batch.seconds:
+                    self._speed = batch.tokens / batch.seconds
+
+    def score(self, prompt: Ids, ids: Ids, limits: SamplingLimits) -> Scores:
+        """Measure a claimed completion by one prefill."""
+        with self._alone("scoring"):
+            self._check_loaded()
+            self._reach.check_claim(prompt, ids, limits)
+            before = np.concatenate((prompt, ids[:-1])).astype(np.int64)  # the last token is only predicted
+            logits = self._decoder.score(before, ids.size)
+            return measure(logits[:, : limits.vocab_size], ids, limits.temperature)
+
+    def describe(self) -> Description:
+        """What this engine is and takes."""
+        return Description(
+            engine_class=self.engine_class,
+            device=self._decoder.device,
+            parameters=self._decoder.parameters,
+            memory_bytes=self._decoder.memory_bytes,
+            context=self._decoder.context,
+            rows=self._rows,
+            tokens_per_second=self._speed,
+        )
+
+    def close(self) -> None:
+        """Give everything back."""
+        if not self._closed:
+            with self._alone("closing"):
+                self._closed, self.loaded = True, None
+                self._decoder.close()
+
+    def _put(self, update: Update) -> None:
+        if update.since != self.loaded:
+            raise EngineError("an update of other weights than those that are in", advice="load all of them")
+        self.loaded = None
+        with update.changes(self._decoder.granule) as changes:
+            self._decoder.put(changes)
+        self.loaded = update.head_id
+
+    def _check_loaded(self) -> bytes:
+        if self.loaded is None:
+            raise EngineError("the engine has no weights", advice="load those of a head first")
+        return self.loaded
+
+    @contextmanager
+    def _alone(self, doing: str) -> Iterator[None]:
+        """No token is drawn from a mixture of weights: a second call while one runs is refused."""
+        if not self._busy.acquire(blocking=False):
+            raise EngineError(f"{doing} while another call runs", advice="make one call at a time")
+        try:
+            if self._closed:
+                raise EngineError(f"{doing} with an engine that is closed", advice="make another")
+            with boundary(EngineError, doing):
+                yield
+        finally:
+            self._busy.release()

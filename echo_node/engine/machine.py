@@ -1,0 +1,140 @@
+"""What this machine has right now: free cores, memory that is available, memory that this process takes.
+
+Read from the kernel's own files where there are any (Linux, with its control groups); elsewhere from what Python
+knows. It knows nothing of engines.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+PROC: Final = Path("/proc")
+GROUPS: Final = Path("/sys/fs/cgroup")
+SAMPLE_SECONDS: Final = 0.2
+
+
+def free_cores(seconds: float = SAMPLE_SECONDS, *, proc: Path = PROC, groups: Path = GROUPS) -> int:
+    """Cores that this process may use and nobody else is using, watched for so long: at least 1."""
+    mine = cores()
+    quota = core_quota(proc=proc, groups=groups)
+    free = len(mine) - busy_cores(mine, seconds, proc=proc)
+    return max(1, min(round(free), len(mine), len(mine) if quota is None else int(quota)))
+
+
+def cores() -> frozenset[int]:
+    """The cores on which this process may run."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def core_quota(*, proc: Path = PROC, groups: Path = GROUPS) -> float | None:
+    """Cores' worth of time that the control groups grant; None: as much as there is."""
+    found: list[float] = []
+    for folder in _group_folders("cpu", proc, groups):
+        grant = _words(folder / "cpu.max")[:2]
+        if not grant:
+            grant = _words(folder / "cpu.cfs_quota_us")[:1] + _words(folder / "cpu.cfs_period_us")[:1]
+        if len(grant) == 2 and grant[0].isdigit() and grant[1].isdigit() and int(grant[1]):
+            found.append(int(grant[0]) / int(grant[1]))
+    return min(found, default=None)
+
+
+def busy_cores(mine: frozenset[int], seconds: float = SAMPLE_SECONDS, *, proc: Path = PROC) -> float:
+    """How many of these cores other processes keep busy, watched for so long."""
+    before, own, begin = _core_times(mine, proc), time.process_time(), time.monotonic()
+    if before is None:
+        return min(float(len(mine)), os.getloadavg()[0])
+    time.sleep(seconds)
+    after = _core_times(mine, proc)
+    elapsed = time.monotonic() - begin
+    ours = (time.process_time() - own) / elapsed if elapsed else 0.0
+    if after is None or after[1] <= before[1]:
+        return 0.0
+    busy = len(mine) * (after[0] - before[0]) / (after[1] - before[1])
+    return min(float(len(mine)), max(0.0, busy - ours))
+
+
+def available_memory(*, proc: Path = PROC, groups: Path = GROUPS) -> int | None:
+    """Bytes that this process could take without driving anybody out, within all limits; None: nobody says."""
+    found = [_machine_memory(proc), _under_own_limit(proc)]
+    for folder in _group_folders("memory", proc, groups):
+        for limit, used in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            most, now = _words(folder / limit)[:1], _words(folder / used)[:1]
+            if most and now and most[0].isdigit() and now[0].isdigit():
+                found.append(max(0, int(most[0]) - int(now[0])))
+    return min((each for each in found if each is not None), default=None)
+
+
+def used_memory(*, proc: Path = PROC) -> int:
+    """Bytes of memory that this process takes; where the kernel does not say, the most that it ever took."""
+    pages = _words(proc / "self" / "statm")[1:2]
+    if pages:
+        return int(pages[0]) * resource.getpagesize()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def reserved_memory(*, proc: Path = PROC) -> int | None:
+    """Bytes of data that this process has asked for, touched or not; None: the kernel does not say."""
+    found = re.search(r"^VmData:\s+(\d+) kB$", _text(proc / "self" / "status"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def _machine_memory(proc: Path) -> int | None:
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(proc / "meminfo"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def _under_own_limit(proc: Path) -> int | None:
+    most, reserved = resource.getrlimit(resource.RLIMIT_DATA)[0], reserved_memory(proc=proc)
+    return None if most == resource.RLIM_INFINITY or reserved is None else max(0, most - reserved)
+
+
+def _core_times(mine: frozenset[int], proc: Path) -> tuple[int, int] | None:
+    """Ticks of these cores: busy, and in all."""
+    busy = total = 0
+    for line in _text(proc / "stat").splitlines():
+        name, *ticks = line.split()
+        if re.fullmatch(r"cpu\d+", name) and int(name[3:]) in mine:
+            user, nice, system, idle, iowait, *others = map(
+                int, ticks[:8]
+            )  # the rest is within user and nice
+            working = user + nice + system + sum(others)
+            busy, total = busy + working, total + working + idle + iowait
+    return (busy, total) if total else None
+
+
+def _group_folders(controller: str, proc: Path, groups: Path) -> Iterator[Path]:
+    """The folders of the control groups that bound this process: its own and all above."""
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = groups / controllers if controllers else groups
+        if controllers and not root.is_dir():
+            root = groups / controller
+        here = Path(path.lstrip("/"))
+        for folder in (here, *here.parents):
+            yield root / folder
+
+
+def _words(file: Path) -> list[str]:
+    return _text(file).split()
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
