@@ -7,6 +7,7 @@ It draws by the keys of the requests alone, so that what a completion says does 
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,9 +19,11 @@ from echo_node.engine.base import Draw, Finished, Ids, SamplingLimits, SlotReque
 from echo_node.engine.checks import Reach
 from echo_node.engine.decoder import Decoder
 from echo_node.engine.draws import Logits, draw
+from echo_node.engine.fitting import NoRoomError
 from echo_node.errors import DefectError
 from protocol.sampling import uniforms
 
+_log = logging.getLogger(__name__)
 _ROUNDING: Final = 64
 """Room is made for lengths in steps of this and then doubling, so that it is seldom made again."""
 
@@ -197,14 +200,28 @@ class Batch:
             if group.length > self._length:
                 if any(self._rows):
                     return  # longer rows are made when none is in use
-                self._length = _rounded(group.length, self._decoder.context)
-                self._decoder.make_room(self._most, self._length)
+                self._make_room(group.length)
+                free = min(free, self._most)
             first, count = group.started, min(group.left, free)
             group.started += count
             free -= count
             if not group.left:
                 self._waiting.popleft()
             yield group, range(first, first + count)
+
+    def _make_room(self, length: int) -> None:
+        """For as many rows as this machine has memory for."""
+        self._length = _rounded(length, self._decoder.context)
+        while True:
+            try:
+                self._decoder.make_room(self._most, self._length)
+            except NoRoomError:
+                if self._most == 1:
+                    raise
+                self._most //= 2
+                _log.warning("too little memory: %d completions at once instead of twice as many", self._most)
+            else:
+                return
 
     def _sibling(self, group: _Group, beside: int) -> int | None:
         """Another row that begins with the group's prompt."""

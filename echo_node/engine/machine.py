@@ -77,10 +77,13 @@ def available_memory(*, proc: Path = PROC, groups: Path = GROUPS) -> int | None:
 
 
 def used_memory(*, proc: Path = PROC) -> int:
-    """Bytes of memory that this process takes; where the kernel does not say, the most that it ever took."""
-    pages = _words(proc / "self" / "statm")[1:2]
-    if pages:
-        return int(pages[0]) * resource.getpagesize()
+    """Bytes that this process takes, without files that are mapped, which the kernel can drop at any time.
+
+    Where the kernel does not say, the most that it ever took.
+    """
+    found = re.findall(r"^(?:RssAnon|RssShmem):\s+(\d+) kB$", _text(proc / "self" / "status"), re.MULTILINE)
+    if found:
+        return sum(map(int, found)) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -98,13 +98,13 @@ class TorchDecoder:
         self._used = 0
         if self._columns.holds(rows, length):
             return
-        self._columns = Columns(rows, length)
-        self._cache = self._columns.cache()
+        columns = Columns(rows, length)
         check_fits(
-            _bytes_per_id(self._model.config, self._model.dtype) * rows * self._columns.width,
+            _bytes_per_id(self._model.config, self._model.dtype) * rows * columns.width,
             f"keys and values of {rows} rows of {length} ids",
             advice="generate fewer completions at once",
         )
+        self._columns, self._cache = columns, columns.cache()
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[int], prompts: Sequence[Ids]) -> Logits:
@@ -210,7 +210,9 @@ def _build(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrained
         )
     model.tie_weights()  # which is otherwise part of giving them their first values
     model.to(device)  # type: ignore[arg-type] # its decorator hides what it takes
-    return model.eval().requires_grad_(requires_grad=False)
+    model.eval()  # type: ignore[no-untyped-call]
+    model.requires_grad_(requires_grad=False)
+    return model
 
 
 _BITS: Final = {"bf16": "<u2", "f16": "<u2", "f32": "<u4"}
@@ -236,7 +238,7 @@ def _bytes_per_id(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     text = config.get_text_config()
     queries = int(getattr(text, "num_attention_heads", None) or 1)
     heads = int(getattr(text, "num_key_value_heads", None) or queries)
-    size = int(getattr(text, "head_dim", None) or text.hidden_size // queries)  # type: ignore[operator]
+    size = int(getattr(text, "head_dim", None) or text.hidden_size // queries)
     return 2 * int(text.num_hidden_layers or 1) * heads * size * dtype.itemsize
 
 

@@ -61,6 +61,13 @@ def loaded(folder, *, rows=32) -> LocalEngine:
     return engine
 
 
+def loaded_with(folder) -> LocalEngine:
+    """An engine whose model was there before memory ran short."""
+    with pytest.MonkeyPatch.context() as before:
+        before.setattr("echo_node.engine.fitting.available_memory", lambda: 10**12)
+        return loaded(folder, rows=8)
+
+
 def reference_logits(folder, prompt, ids):
     """By transformers' own loading, without cache, padding or batch."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
@@ -300,8 +307,8 @@ def test_generation_stops_between_two_tokens_when_asked(engine):
         asked.append(None)
         return len(asked) > 3
 
+    endless = dataclasses.replace(LIMITS, end_tokens=frozenset())
     with pytest.raises(EngineStoppedError):
-        endless = dataclasses.replace(LIMITS, end_tokens=frozenset())
         generate_groups(engine, models.requests(2, limits=endless), stop=enough)
     assert len(asked) == 4
     assert generate_groups(engine, models.requests(1))
@@ -342,6 +349,21 @@ def test_the_shipped_model_answers_about_three_prompts_in_ten():
         for draw in group
     ]
     assert 0.15 < np.mean(right) < 0.5
+
+
+def test_what_does_not_fit_is_made_smaller_or_refused_before_any_work(qwen3, engine, monkeypatch, caplog):
+    whole = generate_groups(engine, models.requests(2, group_size=8))
+    row = 2 * 2 * 1 * 10 * 4 * (48 + 64)
+    monkeypatch.setattr("echo_node.engine.fitting.available_memory", lambda: 3 * row)
+    less = loaded_with(qwen3)
+    fewer = generate_groups(less, models.requests(2, group_size=8))
+    assert [ids for ids, *_ in flat(fewer)] == [ids for ids, *_ in flat(whole)]
+    assert "2 completions at once" in caplog.text
+    monkeypatch.setattr("echo_node.engine.fitting.available_memory", lambda: row // 2)
+    with pytest.raises(EngineError, match=r"GB are free.*fewer completions"):
+        generate_groups(loaded_with(qwen3), models.requests(1))
+    with pytest.raises(EngineError, match="take a smaller model"):
+        made(qwen3)
 
 
 def test_it_says_what_it_is(engine):

@@ -1,0 +1,137 @@
+"""What the machine has is read rightly, from files of both generations of control groups, and within bounds."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import numpy as np
+import pytest
+
+from echo_node.engine import machine
+
+GB = 2**30
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """A /proc of a process in the control group /a/b."""
+    at = tmp_path / "proc"
+    (at / "self").mkdir(parents=True)
+    (at / "self" / "cgroup").write_text("0::/a/b\n")
+    (at / "meminfo").write_text(f"MemTotal: {8 * GB // 1024} kB\nMemAvailable:   {4 * GB // 1024} kB\n")
+    return at
+
+
+@pytest.fixture
+def groups(tmp_path):
+    at = tmp_path / "cgroup"
+    (at / "a" / "b").mkdir(parents=True)
+    return at
+
+
+def test_free_cores_are_at_least_one_and_at_most_those_of_the_mask():
+    assert 1 <= machine.free_cores(0.02) <= len(machine.cores()) <= (os.cpu_count() or 1)
+
+
+def test_a_process_that_may_use_one_core_has_one():
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert machine.cores() == {min(before)}
+        assert machine.free_cores(0.02) == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(("busy", "free"), [(0, 4), (100, 3), (140, 3), (160, 2), (390, 1), (400, 1)])
+def test_what_others_use_is_taken_off(proc, groups, monkeypatch, busy, free):
+    def watch(_seconds):
+        write_stat(proc, busy)
+
+    write_stat(proc, 0)
+    monkeypatch.setattr(machine, "cores", lambda: frozenset(range(4)))
+    monkeypatch.setattr(machine.time, "process_time", lambda: 0.0)
+    monkeypatch.setattr(machine.time, "sleep", watch)
+    assert machine.free_cores(1, proc=proc, groups=groups) == free
+
+
+def write_stat(proc, busy):
+    """Four cores of which so many hundredths were busy for a second, and a fifth, not ours, all the time."""
+    lines = ["cpu  0 0 0 0 0 0 0 0 0 0"]
+    for core in range(4):
+        mine = busy / 4
+        lines.append(
+            f"cpu{core} {1000 + mine / 2:.0f} 5 {70 + mine / 2:.0f} {9000 + (100 - mine) * bool(busy):.0f} 9 0 0 0 0 0"
+        )
+    lines.append(f"cpu4 {5000 + 100 * bool(busy)} 0 0 100 0 0 0 0 0 0")
+    (proc / "stat").write_text("\n".join([*lines, "intr 1 2 3", ""]))
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"a/b/cpu.max": "max 100000"}, None),
+        ({"a/b/cpu.max": "150000 100000"}, 1.5),
+        ({"a/b/cpu.max": "max 100000", "a/cpu.max": "200000 100000", "cpu.max": "300000 100000"}, 2.0),
+        ({"a/b/cpu.max": "nonsense"}, None),
+        ({"a/b/cpu.max": ""}, None),
+    ],
+)
+def test_the_quota_is_the_tightest_of_all_groups_above(proc, groups, files, quota):
+    for name, text in files.items():
+        (groups / name).write_text(text + "\n")
+    assert machine.core_quota(proc=proc, groups=groups) == quota
+
+
+def test_the_quota_of_the_old_groups_is_read(proc, groups):
+    (proc / "self" / "cgroup").write_text("4:memory:/m\n2:cpu,cpuacct:/c\n0::/\n")
+    (groups / "cpu,cpuacct" / "c").mkdir(parents=True)
+    (groups / "memory" / "m").mkdir(parents=True)
+    (groups / "cpu,cpuacct" / "c" / "cpu.cfs_quota_us").write_text("250000\n")
+    (groups / "cpu,cpuacct" / "c" / "cpu.cfs_period_us").write_text("100000\n")
+    (groups / "memory" / "m" / "memory.limit_in_bytes").write_text(f"{3 * GB}\n")
+    (groups / "memory" / "m" / "memory.usage_in_bytes").write_text(f"{GB}\n")
+    assert machine.core_quota(proc=proc, groups=groups) == 2.5
+    assert machine.available_memory(proc=proc, groups=groups) == 2 * GB
+    (groups / "cpu,cpuacct" / "c" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert machine.core_quota(proc=proc, groups=groups) is None
+
+
+def test_a_small_quota_still_leaves_one_core(proc, groups, monkeypatch):
+    write_stat(proc, 0)
+    monkeypatch.setattr(machine, "cores", lambda: frozenset(range(4)))
+    for quota, free in ((30_000, 1), (250_000, 2), (900_000, 4)):
+        (groups / "a" / "b" / "cpu.max").write_text(f"{quota} 100000\n")
+        assert machine.free_cores(0.001, proc=proc, groups=groups) == free
+
+
+def test_memory_is_that_of_the_machine_or_of_the_group_whichever_is_less(proc, groups):
+    assert machine.available_memory(proc=proc, groups=groups) == 4 * GB
+    (groups / "a" / "memory.max").write_text(f"{2 * GB}\n")
+    (groups / "a" / "memory.current").write_text(f"{GB}\n")
+    (groups / "a" / "b" / "memory.max").write_text("max\n")
+    (groups / "a" / "b" / "memory.current").write_text("5\n")
+    assert machine.available_memory(proc=proc, groups=groups) == GB
+    (groups / "a" / "memory.current").write_text(f"{3 * GB}\n")
+    assert machine.available_memory(proc=proc, groups=groups) == 0
+
+
+def test_where_nobody_says_nothing_is_claimed(tmp_path):
+    nothing = tmp_path / "nothing"
+    assert machine.available_memory(proc=nothing, groups=nothing) is None
+    assert machine.core_quota(proc=nothing, groups=nothing) is None
+    assert machine.reserved_memory(proc=nothing) is None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert machine.used_memory(proc=nothing) >= peak
+    assert 1 <= machine.free_cores(0.001, proc=nothing, groups=nothing) <= len(machine.cores())
+
+
+def test_memory_that_is_touched_is_used_and_memory_that_is_asked_for_is_reserved():
+    used, reserved = machine.used_memory(), machine.reserved_memory()
+    block = np.empty(64 * 2**20, np.uint8)
+    assert machine.reserved_memory() >= reserved + 60 * 2**20
+    block[:] = 1
+    assert machine.used_memory() >= used + 60 * 2**20
+    assert 0 < machine.available_memory() < 2**50
