@@ -32,6 +32,10 @@ class DemoConfig(BaseModel):
     batch_groups: int = Field(default=32, ge=1, le=512)
     group_size: int = Field(default=8, ge=2, le=64)
     temperature: float = Field(default=1.0, ge=0.1, le=10.0)
+    engine: str = "auto"
+    """The only class of engines that may sample, such as torch/f32. auto: each sampler takes the best that it can run."""
+    in_flight: bool = False
+    """Whether new weights go into completions that run."""
     algorithm: dict[str, int | float | str] = Field(default_factory=dict)
     """Numbers of the algorithm that differ from their defaults, by name."""
 

@@ -7,20 +7,25 @@ A node knows how to get onto a network (`join`, such as a swarm's own method) an
 from __future__ import annotations
 
 import secrets
-import threading
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from typing import Final
 
 import trio
 
 from echo_node import __version__
 from echo_node.engine.base import Engine
+from echo_node.engine.kinds import EngineSpec, best_class
+from echo_node.engine.worker import WorkerEngine
+from echo_node.errors import ConfigError
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
 from echo_node.net.meeting.company import SEVERAL, Company
 from echo_node.run import Run, read_model
 from echo_node.sampler.loop import SamplerLoop
 from echo_node.threads import run_abandonable
+from echo_node.verifier.loop import VerifierLoop
 from echo_node.weights.opening import open_store
 from echo_node.weights.publish import Publisher
 from echo_node.weights.pull import Puller
@@ -28,9 +33,8 @@ from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
 from protocol import Identity, topics
 
-_BUILDING = threading.Lock()
-"""Models are built one at a time: transformers changes global state while it builds one."""
-
+MOST_ROWS: Final = 128
+"""Completions that an engine draws at once."""
 Joining = Callable[[Identity], AbstractAsyncContextManager[Network]]
 
 
@@ -51,15 +55,21 @@ class Node:
         self._luck = luck
         self.tokens = Rate()
         """Tokens generated or admitted, by the second."""
+        self.verdicts: Counter[str] = Counter()
+        """What groups were found to be, for a verifier."""
 
     @property
     def peer_id(self) -> str:
         return self._identity.peer_id
 
-    async def sample(self, *, slots_per_call: int = 16, engine: Engine | None = None) -> None:
-        """Be a sampler until cancelled. Without an engine, a torch one is made."""
-        chosen: Engine = await run_abandonable(self._torch_engine) if engine is None else engine
+    async def sample(
+        self, *, slots_per_call: int = 16, engine: Engine | None = None, threads: int | None = None
+    ) -> None:
+        """Be a sampler until cancelled. Without an engine, the best that the run allows is started in a process of its own."""
         async with (
+            self._worker(self._best_class(), slots_per_call * self._run.told.sampling.group_size, threads)
+            if engine is None
+            else nullcontext(engine) as chosen,
             self._join(self._identity) as network,
             open_store(None, self._run.rules, network, model=self._run.folder) as store,
         ):
@@ -76,6 +86,20 @@ class Node:
             async with self._company(network, "sampler", needed=("trainer", "verifier")):
                 await loop.work()
 
+    async def verify(self, *, engine: Engine | None = None, threads: int | None = None) -> None:
+        """Be a verifier until cancelled: the run must name this node's key as one. Without an engine, torch in float32 is started."""
+        if self._identity.public not in self._run.told.verifiers:
+            raise ConfigError("this key is none of the run's verifiers", advice="its author must name it")
+        async with (
+            self._worker("torch/f32", 1, threads) if engine is None else nullcontext(engine) as judge,
+            self._join(self._identity) as network,
+            open_store(None, self._run.rules, network, model=self._run.folder) as store,
+        ):
+            loop = VerifierLoop(self._run, network, self._identity, judge, Puller(network, store))
+            self.verdicts = loop.results
+            async with self._company(network, "verifier", needed=("trainer",)):
+                await loop.work()
+
     async def train(self, steps: int, *, records: Records, first_samplers: int = 1, threads: int = 1) -> None:
         """Be the trainer that leads the run, for so many steps."""
         from echo_node.trainer.loop import TrainerLoop  # noqa: PLC0415 - it needs torch, which a sampler may lack
@@ -84,11 +108,7 @@ class Node:
 
         settings = training_settings(self._run.told).step
 
-        def build() -> TrainStep:
-            with _BUILDING:
-                return TrainStep(self._run.folder, settings, threads=threads)
-
-        step = await run_abandonable(build)
+        step = await run_abandonable(lambda: TrainStep(self._run.folder, settings, threads=threads))
         layout = layout_of(read_model(self._run.folder))
         with WeightsStore.temporary(self._run.rules, layout) as store:
             publisher = Publisher(store, self._identity, luck=self._luck)
@@ -100,6 +120,9 @@ class Node:
                 async with self._company(network, "trainer", needed=("verifier",)):
                     await loop.work(steps, first_samplers=first_samplers)
 
+    def _best_class(self) -> str:
+        return best_class({tolerance.engine for tolerance in self._run.told.engines})
+
     @asynccontextmanager
     async def _company(self, network: Network, role: str, needed: Iterable[str]) -> AsyncGenerator[None]:
         """Be found in a role, and keep a way to those that it works with, for as long as the block lasts."""
@@ -110,9 +133,16 @@ class Node:
             yield
             nursery.cancel_scope.cancel()
 
-    def _torch_engine(self) -> Engine:
-        from echo_node.engine.local import LocalEngine  # noqa: PLC0415 - as above
-        from echo_node.engine.torch import TorchDecoder  # noqa: PLC0415
-
-        with _BUILDING:
-            return LocalEngine(TorchDecoder(self._run.folder))
+    @asynccontextmanager
+    async def _worker(
+        self, engine_class: str, completions: int, threads: int | None
+    ) -> AsyncGenerator[Engine]:
+        """An engine in a process of its own, for as long as the block lasts."""
+        rows = max(1, min(MOST_ROWS, completions))
+        engine = WorkerEngine(EngineSpec(engine_class, self._run.folder, rows=rows, threads=threads))
+        try:
+            await run_abandonable(engine.start)
+            yield engine
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(engine.close)

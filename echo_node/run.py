@@ -110,6 +110,20 @@ class Run:
         return score_of(self.contract, prompt, self.tokenizer.decode(ids, self.limits.end_tokens))
 
 
+def _tolerance(engine: str, d_mean: float, d_most: float, z_mean: float, z_most: float) -> EngineTolerance:
+    return EngineTolerance(
+        d_mean=d_mean, d_most=d_most, engine=engine, share=1.0, z_mean=z_mean, z_most=z_most
+    )
+
+
+ENGINES: Final = (
+    _tolerance("llama/f16", d_mean=2e-4, d_most=0.012, z_mean=0.0025, z_most=0.06),
+    _tolerance("llama/f32", d_mean=1e-5, d_most=1e-3, z_mean=1e-4, z_most=1e-2),
+    _tolerance("torch/f32", d_mean=1e-5, d_most=1e-3, z_mean=1e-4, z_most=1e-2),
+)
+"""Who may sample unless the author says otherwise: classes too narrow to hide a cheat in, at two to three times the worst of 12,000 honest tokens."""
+
+
 def read_model(folder: Path) -> State:
     """The weights of a Hugging Face folder of one file."""
     path = folder / "model.safetensors"
@@ -133,6 +147,7 @@ def draft(
     author: Identity,
     trainers: Sequence[bytes],
     verifiers: Sequence[bytes] = (),
+    engines: Sequence[EngineTolerance] = ENGINES,
     nonce: bytes,
 ) -> bytes:
     """A sealed manifest for a model's folder and a contract with these parameters."""
@@ -145,11 +160,7 @@ def draft(
             version=contract.version,
             wheel=None,
         ),
-        engines=(
-            EngineTolerance(
-                d_mean=1e-5, d_most=1e-3, engine="torch/f32", share=1.0, z_mean=1e-4, z_most=1e-2
-            ),
-        ),
+        engines=tuple(engines),
         model=_describe(folder),
         name=name,
         nonce=nonce,

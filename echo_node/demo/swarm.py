@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 
 import torch
 import trio
@@ -11,12 +12,13 @@ import trio
 from echo_node import embedded
 from echo_node.config import DemoConfig
 from echo_node.contract import load
+from echo_node.errors import ConfigError
 from echo_node.metrics import Records
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
-from echo_node.run import Run, draft
+from echo_node.run import ENGINES, Run, draft
 from protocol import Identity, derive
-from protocol.manifest import Sampling, Sync
+from protocol.manifest import EngineTolerance, Sampling, Sync
 
 CONTRACT = ("digits-reverse", "1")
 PROMPT_TOKENS, ANSWER_TOKENS = 7, 6
@@ -51,7 +53,9 @@ class Demo:
                 Node(run, self._identity(f"sampler {n}"), swarm.join) for n in range(config.samplers)
             ]
             for node in self.samplers:
-                nursery.start_soon(lambda node=node: node.sample(slots_per_call=self._slots_per_call))
+                nursery.start_soon(
+                    lambda node=node: node.sample(slots_per_call=self._slots_per_call, threads=1)
+                )
             trainer = Node(
                 run,
                 self._identity("trainer"),
@@ -85,14 +89,25 @@ class Demo:
             sync=Sync(
                 async_from=0 if config.mode == "async" else None,
                 head_every=1,
-                in_flight=False,
+                in_flight=config.in_flight,
                 staleness=config.staleness if config.mode == "async" else 0,
             ),
             author=trainer,
             trainers=[trainer.public],
+            engines=self._engines(),
             nonce=self._bytes("nonce"),
         )
         return Run.open(sealed, embedded.folder())
+
+    def _engines(self) -> Sequence[EngineTolerance]:
+        wanted = self.config.engine
+        found = [each for each in ENGINES if wanted in {"auto", each.engine}]
+        if not found:
+            known = ", ".join(each.engine for each in ENGINES)
+            raise ConfigError(
+                f"no tolerance is known for engines of the class {wanted}", advice=f"take one of {known}"
+            )
+        return found
 
     def _identity(self, name: str) -> Identity:
         return Identity(self._bytes(f"identity of {name}"))

@@ -1,0 +1,245 @@
+"""The verifier's loop: follow the chain, hear groups, draw lots, look, and say what was found, signed.
+
+Groups that fail the cheap checks of `admission` are not its business: trainers refuse them by themselves. One group at a
+time is looked at, in a thread. It knows no sampler's and no trainer's inside, and never imports one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import numpy as np
+import trio
+
+from echo_node.admission import Admission, Admitted
+from echo_node.engine.base import Engine, SlotRequest, generate_groups
+from echo_node.errors import ContractError, EngineError, PeerError, StoreError, one_line
+from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
+from echo_node.net.inbox import Inbox
+from echo_node.run import Run
+from echo_node.threads import run_stoppable
+from echo_node.trust import Trust
+from echo_node.verifier.bands import Bands, Breach
+from echo_node.verifier.choosing import Choosing
+from echo_node.verifier.evidence import Evidence
+from echo_node.verifier.holes import Holes
+from echo_node.verifier.judging import Finding, Judge
+from echo_node.verifier.suspicion import Suspicion
+from echo_node.weights.handing import hand_over, opened
+from echo_node.weights.pull import Puller
+from protocol import (
+    Identity,
+    Opened,
+    ProtocolError,
+    Verdict,
+    WeightsHead,
+    fill_batches,
+    limits,
+    open_sealed,
+    read_batch,
+    seal,
+    topics,
+)
+from protocol.sampling import FARTHEST
+from protocol.verdict import Figures
+
+log = logging.getLogger(__name__)
+SEND_SECONDS: Final = 0.25
+"""Verdicts gather for so long, since the network carries few messages a second."""
+UNSENT: Final = 4_096
+
+
+class VerifierLoop:
+    """One verifier of a run. `told` hears every verdict that it signs; `clock` is that of its trust."""
+
+    def __init__(
+        self,
+        run: Run,
+        network: Network,
+        identity: Identity,
+        engine: Engine,
+        puller: Puller,
+        *,
+        trust: Trust | None = None,
+        told: Callable[[Admitted, Opened[Verdict]], None] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._run = run
+        self._network = network
+        self._identity = identity
+        self._engine = engine
+        self._puller = puller
+        self._told = told
+        self._clock = clock
+        self._admission = Admission(run)
+        self._judge = Judge(run, self._at)
+        self._bands = {tolerance.engine: Bands(tolerance) for tolerance in run.told.engines}
+        self._suspicion = Suspicion()
+        self._holes = Holes()
+        self._published: set[bytes] = set()
+        self._unsent: list[bytes] = []
+        self._chosen = trio.Event()
+        self.trust = trust or Trust()
+        self.choosing = Choosing(run.id, identity, self.trust)
+        self.results: Counter[str] = Counter()
+        """How many groups were found what."""
+
+    async def work(self) -> None:
+        """Verify until cancelled."""
+        topic = topics.topic(self._run.id, topics.GROUPS)
+        async with (
+            self._puller.work(),
+            self._network.subscribe(topic, self._look_at) as groups,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(self._follow)
+            nursery.start_soon(self._hear, groups)
+            nursery.start_soon(self._verify)
+            nursery.start_soon(self._send)
+
+    # The chain
+
+    async def _follow(self) -> None:
+        """Hold the newest weights, and know under which heads groups may be drawn."""
+        await self._puller.hearing.ask_around()
+        head: Opened[WeightsHead] | None = None
+        while True:
+            head = await self._puller.hearing.wait_for_newer(head.id if head else None)
+            bound = self._run.told.sync.staleness
+            newest = self._puller.store.follower.heads[-(bound + 1) :]
+            try:
+                await self._puller.pull(head.id)
+                for each in newest:
+                    if each.id not in self._published:
+                        self._admission.published(each, await self._puller.roster(each))
+            except (PeerError, ProtocolError, StoreError) as error:
+                log.warning("version %d is not here yet: %s", head.message.version, error)
+                continue
+            self._published = {each.id for each in newest}
+
+    def _at(self, head_id: bytes) -> Engine:
+        """The engine with the weights of a head. In a thread."""
+        if self._engine.loaded != head_id:
+            with opened(self._puller.store, head_id) as held:
+                hand_over(held, self._engine)
+        return self._engine
+
+    # Groups
+
+    def _look_at(self, message: Message) -> Validation:
+        if any(envelope.run != self._run.id for envelope in read_batch(message.data)):
+            return Reject("wrong-run")
+        return ACCEPT
+
+    async def _hear(self, groups: Inbox[Message]) -> None:
+        async for message in groups:
+            for envelope in read_batch(message.data):
+                judged = self._admission.judge(envelope)
+                if isinstance(judged, Admitted):
+                    self._take(judged)
+
+    def _take(self, admitted: Admitted) -> None:
+        group = admitted.group.message
+        self._holes.saw(group.heads[0], admitted.group.signer, group.slot, float(np.mean(group.rewards)))
+        if self.choosing.offer(admitted, self._clock()):
+            self._chosen.set()
+
+    async def _verify(self) -> None:
+        while True:
+            chosen = self.choosing.next()
+            if chosen is None:
+                self._chosen = trio.Event()
+                await self._chosen.wait()
+                continue
+            admitted, lot = chosen
+            try:
+                finding = await run_stoppable(partial(self._find, admitted))
+            except (EngineError, StoreError) as error:
+                log.warning("a group could not be looked at: %s", error)
+                self.results["not looked at"] += 1
+                continue
+            if finding is not None:
+                self._say(admitted, lot, finding)
+
+    def _find(self, admitted: Admitted, stop: Callable[[], bool]) -> Finding | None:
+        """What one group says, by itself, with those before it, and with what was left out between them."""
+        finding = self._judge.judge(admitted, stop)
+        if finding is None or finding.breach is not None:
+            return finding
+        group, sampler = admitted.group.message, admitted.group.signer
+        breach = self._suspicion.add(sampler, group.engine, finding.evidence, self._bands[group.engine])
+        breach = breach or self._audit(admitted, stop)
+        return Finding(breach, finding.evidence, finding.reward)
+
+    def _audit(self, admitted: Admitted, stop: Callable[[], bool]) -> Breach | None:
+        """Make slots that the sampler left out under this head, and see what they are worth."""
+        head, sampler = admitted.group.message.heads[0], admitted.group.signer
+        slots = self._holes.suspicious(head, sampler)
+        if not slots:
+            return None
+        keys = [self._run.slot_key(head, sampler, slot) for slot in slots]
+        prompts = [self._run.prompt(key) for key in keys]
+        size = self._run.told.sampling.group_size
+        requests = [
+            SlotRequest(ids, key, size, self._run.limits) for key, (_, ids) in zip(keys, prompts, strict=True)
+        ]
+        rewards = []
+        for (prompt, _), draws in zip(
+            prompts, generate_groups(self._at(head), requests, stop=stop), strict=True
+        ):
+            try:
+                rewards.append(np.mean([self._run.score(prompt, draw.ids).value for draw in draws]))
+            except ContractError:
+                continue
+        what = self._holes.worth_less(head, sampler, [float(reward) for reward in rewards])
+        return None if what is None else Breach("skipped-slots", what)
+
+    # Verdicts
+
+    def _say(self, admitted: Admitted, lot: bytes, finding: Finding) -> None:
+        sampler, now, breach = admitted.group.signer, self._clock(), finding.breach
+        if breach is None:
+            self.trust.honest(sampler, now)
+        else:
+            self.trust.condemned(sampler, breach.reason, now)
+            self._suspicion.forget(sampler)
+            log.info("a group is dishonest (%s): %s", breach.reason, breach.what)
+        self.results["honest" if breach is None else breach.reason] += 1
+        verdict = Verdict(
+            draw=lot,
+            figures=_figures(finding.evidence, finding.reward),
+            group=admitted.group.id,
+            note="" if breach is None else one_line(breach.what)[: limits.TEXT_BYTES // 4],
+            reason="honest" if breach is None else breach.reason,
+            result="honest" if breach is None else "dishonest",
+        )
+        sealed = seal(verdict, self._identity, self._run.id)
+        self._unsent = [*self._unsent, sealed][-UNSENT:]
+        if self._told is not None:
+            self._told(admitted, open_sealed(sealed, Verdict, self._run.id))
+
+    async def _send(self) -> None:
+        topic = topics.topic(self._run.id, topics.VERDICTS)
+        while True:
+            await trio.sleep(SEND_SECONDS)
+            ready, self._unsent = self._unsent, []
+            for batch in fill_batches(ready):
+                await self._network.publish(topic, batch)
+
+
+def _figures(found: Evidence, reward: float | None) -> Figures:
+    return Figures(
+        contrast=float(np.clip(found.contrast, -1.0, 1.0)),
+        d_mean=min(found.d_mean, 1.0),
+        d_most=min(found.d_most, 1.0),
+        logprob_gap=min(found.gap_mean, 1e6),
+        reward=reward,
+        tokens=found.tokens,
+        z_mean=min(found.z_mean, FARTHEST),
+        z_most=min(found.z_most, FARTHEST),
+    )

@@ -1,0 +1,160 @@
+"""Bands, suspicion, holes and lots: what is honest, and what adds up to something else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from echo_node.admission import Admitted
+from echo_node.contract import Prompt
+from echo_node.run import ENGINES
+from echo_node.trust import HALF_LIFE, LEAST_RATE, MUTE_SECONDS, NEWCOMER, Trust
+from echo_node.verifier.bands import Bands
+from echo_node.verifier.choosing import WAITING, Choosing
+from echo_node.verifier.evidence import Evidence
+from echo_node.verifier.holes import ENOUGH, Holes
+from echo_node.verifier.suspicion import Suspicion
+from protocol import TrajectoryGroup, open_sealed, seal
+from protocol.verdict import check_draw, drawn
+from tests.crafting import SAMPLERS, Chain, completion, group, identity, open_run
+
+F16 = next(each for each in ENGINES if each.engine == "llama/f16")
+PEER, HEAD = b"p" * 32, b"h" * 32
+
+
+def of(tokens, d_mean=0.0, **more):
+    return Evidence(tokens=tokens, d_sum=tokens * d_mean, **more)
+
+
+def test_evidence_adds_up():
+    whole = of(10, 0.1, d_most=0.5, z_most=1.0, gap_sum=2.0) + of(
+        30, 0.2, d_most=0.3, z_most=4.0, gap_sum=2.0
+    )
+    assert (whole.tokens, whole.d_most, whole.z_most) == (40, 0.5, 4.0)
+    assert whole.d_mean == pytest.approx(0.175)
+    assert whole.gap_mean == pytest.approx(0.1)
+    assert Evidence().d_mean == Evidence().gap_mean == Evidence().contrast == 0.0
+
+
+def test_the_band_is_the_manifests_for_64_tokens_and_narrows_with_more():
+    bands = Bands(F16)
+    assert bands.part(64) == pytest.approx(1.0)
+    assert bands.part(6) > 2
+    assert bands.part(10**9) == pytest.approx(0.4, abs=1e-3)
+    just_below, just_above = 0.99 * F16.d_mean, 1.01 * F16.d_mean
+    assert bands.breach(of(64, just_below)) is None
+    assert bands.breach(of(64, just_above)).reason == "luck-not-its-own"
+    assert bands.breach(of(6, just_above)) is None
+    assert bands.breach(of(6400, 0.5 * F16.d_mean)).reason == "luck-not-its-own"
+
+
+def test_each_figure_has_its_own_reason():
+    bands = Bands(F16)
+    assert bands.breach(of(64, d_most=2 * F16.d_most)).reason == "token-out-of-reach"
+    assert bands.breach(of(64, z_most=2 * F16.z_most)).reason == "token-out-of-reach"
+    assert bands.breach(Evidence(tokens=64, z_sum=65 * F16.z_mean)).reason == "luck-not-its-own"
+    assert bands.breach(of(64, gap_sum=64 * 0.1)).reason == "wrong-logprobs"
+    wide = Bands(dataclasses.replace(F16, d_mean=0.01, d_most=1.0))
+    assert wide.wide
+    assert not bands.wide
+    assert wide.breach(of(64, contrast_sum=64 * 0.006)).reason == "wrong-temperature"
+    assert wide.breach(of(64, contrast_sum=64 * 0.004)) is None
+    assert bands.breach(Evidence()) is None
+
+
+def test_what_one_group_hides_a_hundred_show_and_a_new_start_is_a_new_start():
+    suspicion, bands = Suspicion(), Bands(F16)
+    small = of(64, 0.7 * F16.d_mean)
+    said = [suspicion.add(PEER, "llama/f16", small, bands) for _ in range(100)]
+    assert said[0] is None
+    first = next(place for place, breach in enumerate(said) if breach)
+    assert 1 < first < 20
+    assert "over" in said[first].what
+    suspicion.forget(PEER)
+    assert suspicion.add(PEER, "llama/f16", small, bands) is None
+    honest = Suspicion()
+    luck = np.random.default_rng(0)
+    for _ in range(400):
+        assert honest.add(PEER, "llama/f16", of(64, luck.exponential(0.1) * F16.d_mean), bands) is None
+
+
+def test_few_holes_are_bad_luck_and_many_worse_ones_are_not():
+    holes = Holes()
+    for slot in range(40):
+        if slot % 15:
+            holes.saw(HEAD, PEER, slot, float(slot % 2))
+    assert holes.suspicious(HEAD, PEER) == []
+    picky = Holes()
+    luck = np.random.default_rng(0)
+    worth = luck.random(60)
+    for slot, value in enumerate(worth):
+        if value > 0.5:
+            picky.saw(HEAD, PEER, slot, value)
+    audited = picky.suspicious(HEAD, PEER)
+    assert len(audited) == 12
+    assert all(worth[slot] <= 0.5 for slot in audited)
+    assert "left out" in picky.worth_less(HEAD, PEER, [worth[slot] for slot in audited])
+    unlucky = Holes()
+    kept = [slot for slot in range(60) if luck.random() > 0.4]
+    for slot in kept:
+        unlucky.saw(HEAD, PEER, slot, worth[slot])
+    audited = unlucky.suspicious(HEAD, PEER)
+    assert audited
+    assert unlucky.worth_less(HEAD, PEER, [worth[slot] for slot in audited]) is None
+    assert Holes().suspicious(HEAD, PEER) == []
+    assert ENOUGH <= 40
+
+
+def test_trust_is_earned_slowly_lost_at_once_and_fades():
+    trust = Trust()
+    assert trust.rate(PEER, 0) == 1.0
+    for _ in range(NEWCOMER - 1):
+        trust.honest(PEER, 0)
+    assert trust.rate(PEER, 0) == 1.0
+    for _ in range(500):
+        trust.honest(PEER, 0)
+    assert trust.rate(PEER, 0) == LEAST_RATE
+    level = trust.level(PEER, 0)
+    assert level > 0.9
+    assert trust.level(PEER, HALF_LIFE * 6) < level
+    trust.condemned(PEER, "luck-not-its-own", 0)
+    assert trust.level(PEER, 0) == 0
+    assert trust.is_muted(PEER, MUTE_SECONDS - 1)
+    assert "luck-not-its-own" in trust.told(PEER, 1)
+    assert not trust.is_muted(PEER, MUTE_SECONDS + 1)
+    assert "newcomer again" in trust.told(PEER, MUTE_SECONDS + 1)
+    trust.condemned(PEER, "wrong-reward", MUTE_SECONDS + 1)
+    assert trust.is_muted(PEER, 3 * MUTE_SECONDS), "the second time counts twice as much"
+
+
+def admitted(run, head, sampler, slot, rewards):
+    made = group(run, head.id, sampler, slot, [completion([1, 12], reward=reward) for reward in rewards])
+    opened = open_sealed(seal(made, sampler, run.id), TrajectoryGroup, run.id)
+    return Admitted(opened, 0, Prompt(""))
+
+
+def test_lots_are_this_verifiers_and_fall_at_the_rate_of_the_peer():
+    run, verifier = open_run(), identity("verifier")
+    head, trust = Chain(run).next(*SAMPLERS), Trust()
+    choosing = Choosing(run.id, verifier, trust)
+    known, new = SAMPLERS[:2]
+    for _ in range(1000):
+        trust.honest(known.public, 0)
+    for slot in range(300):
+        choosing.offer(admitted(run, head, known, slot, (0.0, 1.0)), 0)
+    assert 12 < len(choosing) < 55
+    one, lot = choosing.next()
+    check_draw(verifier.public, run.id, one.group.id, lot)
+    assert drawn(lot, LEAST_RATE)
+    for slot in range(20):
+        assert choosing.offer(admitted(run, head, new, slot, (0.0, 1.0)), 0), "all of a newcomer's"
+        assert not choosing.offer(admitted(run, head, new, slot + 50, (1.0, 1.0)), 0), "it teaches nothing"
+    turns = [choosing.next()[0].group.signer for _ in range(20)]
+    assert 1 <= turns.count(new.public) <= 3, "newcomers get a tenth while others wait"
+    trust.condemned(new.public, "x", 0)
+    assert not choosing.offer(admitted(run, head, new, 99, (0.0, 1.0)), 1)
+    for slot in range(2 * WAITING):
+        choosing.offer(admitted(run, head, SAMPLERS[2], slot, (0.0, 1.0)), 0)
+    assert choosing.passed_over > 0
