@@ -1,0 +1,128 @@
+"""The verifier among others: it hears what samplers push, and tells the cheat from the honest by signed verdicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+import pytest
+import trio
+
+from echo_node import embedded
+from echo_node.contract import load
+from echo_node.engine.kinds import EngineSpec, make_engine
+from echo_node.errors import ConfigError
+from echo_node.metrics import Records
+from echo_node.net.base import ACCEPT
+from echo_node.net.memory import MemorySwarm
+from echo_node.node import Node
+from echo_node.run import Run, draft
+from protocol import Identity, TrajectoryGroup, Verdict, read_batch, topics
+from protocol.manifest import Sampling, Sync
+from protocol.verdict import check_draw
+
+
+def identity(name):
+    return Identity(hashlib.sha256(name.encode()).digest())
+
+
+TRAINER, HONEST, CHEAT, VERIFIER = map(identity, ("trainer", "honest", "cheat", "verifier"))
+
+
+def open_run():
+    sealed = draft(
+        name="watched",
+        folder=embedded.folder(),
+        contract=load("digits-reverse", "1"),
+        params={},
+        algorithm={"batch_groups": 8},
+        sampling_=Sampling(group_size=4, max_prompt=7, max_tokens=6, temperature=1.0),
+        sync=Sync(async_from=0, head_every=1, in_flight=False, staleness=4),
+        author=TRAINER,
+        trainers=[TRAINER.public],
+        verifiers=[VERIFIER.public],
+        nonce=bytes(32),
+    )
+    return Run.open(sealed, embedded.folder())
+
+
+class OwnLuck:
+    """An engine that draws by its own keys, as a sampler does that tries until it likes what it sees."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def generate(self, requests, **more):
+        mine = [
+            dataclasses.replace(request, slot_key=hashlib.sha256(request.slot_key).digest())
+            for request in requests
+        ]
+        return self._engine.generate(mine, **more)
+
+
+def engine():
+    return make_engine(EngineSpec("torch/f32", embedded.folder(), "cpu", 64, 1))
+
+
+async def test_a_cheat_among_the_honest_is_condemned_and_nobody_else():
+    run = open_run()
+    verdicts, samplers = [], {}
+    enough = trio.Event()
+
+    async def listen(network, cargo, note):
+        async with network.subscribe(
+            topics.topic(run.id, cargo), lambda _: ACCEPT, capacity=100_000
+        ) as inbox:
+            async for message in inbox:
+                for envelope in read_batch(message.data):
+                    note(envelope)
+
+    def group(envelope):
+        opened = envelope.open(TrajectoryGroup, run.id)
+        samplers[opened.id] = opened.signer
+
+    def verdict(envelope):
+        opened = envelope.open(Verdict, run.id)
+        assert opened.signer == VERIFIER.public
+        check_draw(VERIFIER.public, run.id, opened.message.group, opened.message.draw)
+        verdicts.append(opened.message)
+        results = [each.result for each in verdicts]
+        if results.count("honest") >= 8 and "dishonest" in results:
+            enough.set()
+
+    async with MemorySwarm() as swarm, trio.open_nursery() as nursery, swarm.join(identity("spy")) as spy:
+        nursery.start_soon(listen, spy, topics.GROUPS, group)
+        nursery.start_soon(listen, spy, topics.VERDICTS, verdict)
+        judge = Node(run, VERIFIER, swarm.join)
+        engines = [engine() for _ in range(3)]
+        nursery.start_soon(lambda: judge.verify(engine=engines[0]))
+        nursery.start_soon(lambda: Node(run, HONEST, swarm.join).sample(slots_per_call=8, engine=engines[1]))
+        nursery.start_soon(
+            lambda: Node(run, CHEAT, swarm.join).sample(slots_per_call=8, engine=OwnLuck(engines[2]))
+        )
+        nursery.start_soon(
+            lambda: Node(run, TRAINER, swarm.join).train(10_000, records=Records(), first_samplers=2)
+        )
+        with trio.fail_after(100):
+            await enough.wait()
+        nursery.cancel_scope.cancel()
+    found = {
+        result: {
+            samplers[each.group] for each in verdicts if each.result == result and each.group in samplers
+        }
+        for result in ("honest", "dishonest")
+    }
+    assert found == {"honest": {HONEST.public}, "dishonest": {CHEAT.public}}
+    condemned = next(each for each in verdicts if each.result == "dishonest")
+    assert condemned.reason in {"token-out-of-reach", "luck-not-its-own"}
+    assert condemned.figures.reward is None, "no reward was computed for it"
+    assert judge.verdicts["honest"] >= 8
+
+
+async def test_only_a_key_that_the_run_names_is_a_verifier():
+    async with MemorySwarm() as swarm:
+        with pytest.raises(ConfigError, match="none of the run's verifiers"):
+            await Node(open_run(), HONEST, swarm.join).verify()
