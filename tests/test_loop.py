@@ -3,6 +3,7 @@
 import hashlib
 from contextlib import suppress
 
+import psutil
 import pytest
 import trio
 
@@ -64,8 +65,8 @@ class Eavesdropper:
                     self.groups[group.id] = group
 
 
-async def play(config: DemoConfig) -> tuple[Demo, Eavesdropper]:
-    """Run a demo with somebody listening."""
+async def play(config: DemoConfig, beside=None) -> tuple[Demo, Eavesdropper]:
+    """Run a demo with somebody listening, and something else beside it."""
     demo = Demo(config, Records())
     spy = Eavesdropper(demo._open_run().id)
     joined = MemorySwarm.__aenter__
@@ -84,7 +85,10 @@ async def play(config: DemoConfig) -> tuple[Demo, Eavesdropper]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemorySwarm, "__aenter__", enter_with_spy)
-        await demo.play()
+        async with trio.open_nursery() as nursery:
+            if beside is not None:
+                nursery.start_soon(beside, demo)
+            await demo.play()
     return demo, spy
 
 
@@ -175,6 +179,24 @@ async def test_importance_weights_are_one_when_the_versions_agree(engine, most):
         )
         assert record.effective_sample_share > 1 - 100 * most
         assert record.clip_share == 0
+
+
+async def test_an_engine_that_is_killed_is_started_again_and_its_slots_are_filled():
+    """The slots of a head are drawn by their keys, so that the step is the same as if nothing had happened."""
+    config = DemoConfig(mode="sequential", steps=4, batch_groups=8, group_size=4, samplers=1, seed=3)
+    _, undisturbed = await play(config)
+
+    async def kill_one(demo):
+        while not demo.records.steps:  # noqa: ASYNC110 - records are plain data and have no event
+            await trio.sleep(0.01)
+        engine = next(
+            child for child in psutil.Process().children() if "echo_node.engine.serving" in child.cmdline()
+        )
+        engine.kill()
+
+    _, disturbed = await play(config, beside=kill_one)
+    assert weights_of(disturbed) == weights_of(undisturbed)
+    assert not [child for child in psutil.Process().children() if "serving" in " ".join(child.cmdline())]
 
 
 async def test_cancelling_ends_everything_at_once():
