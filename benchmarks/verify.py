@@ -85,7 +85,7 @@ def honest_groups(
         assert isinstance(draws, list)
         tokens = sum(draw.ids.size for draw in draws)
         drawing.tokens += tokens
-        admitted = stage.admit(stage.group(slot, draws))
+        admitted = stage.admit(stage.group(slot, draws), in_turn=True)
         finding = judging.of(lambda admitted=admitted: stage.find(admitted))  # type: ignore[misc]
         judging.tokens += tokens
         refused += size * (getattr(finding, "breach", None) is not None)
