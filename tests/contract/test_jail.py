@@ -1,0 +1,401 @@
+"""Each layer of the jail is there for something: with it, a text is held; without it, and those that overlap, not.
+
+What overlaps: TCP is kept by Landlock, the namespace and seccomp; UDP by the namespace and seccomp; writing, making and
+removing files by Landlock and seccomp, and writing by the limits as well; signals by Landlock and seccomp; forks by
+seccomp alone, as root (whom no limit of processes binds).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import socket
+import struct
+import subprocess
+import sys
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_node.contract import Prompt, Score
+from echo_node.contract.jail import macos, seccomp, syscalls
+from echo_node.contract.jail.layer import Layer
+from echo_node.contract.jail.pipe import LONGEST, Pipe, PipeEndedError, PipeError, PipeSilentError
+from echo_node.contract.jail.seat import _understood
+from echo_node.contract.sandbox import Failed, Sandbox, layers
+from echo_node.errors import ContractError
+from tests.contract import hostile_contracts
+
+LINUX = ["no-new-privileges", "namespaces", "capabilities", "landlock", "seccomp", "limits"]
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="these layers are those of Linux")
+ASKED = Prompt("")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    return hostile_contracts.install(tmp_path_factory.mktemp("packages"))
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return {layer.name: layer for layer in layers()}
+
+
+@pytest.fixture(scope="module")
+def jail(package, measured):
+    """A jail without some of its layers, the same one for all tests; skipped where this machine has not all of them."""
+    opened = {}
+
+    def make(*off, contract="executing", require=()):
+        for layer in measured.values():
+            if not layer.active:
+                pytest.skip(f"{layer.name}: {layer.why_not}")
+        kind = off, contract, tuple(require)
+        if kind not in opened:
+            terms = {"folders": [package], "memory_bytes": 2**28, "seconds": 20.0, "require": require}
+            opened[kind] = Sandbox(contract, "1", **terms, _without=off)
+        return opened[kind]
+
+    yield make
+    for sandbox in opened.values():
+        sandbox.close()
+
+
+def run(sandbox, text):
+    [result] = sandbox.scores([(ASKED, text)])
+    return result
+
+
+# Layers
+
+
+@on_linux
+def test_the_layers_are_measured_and_say_why_one_is_missing(measured):
+    assert list(measured) == LINUX
+    assert all(bool(layer.why_not) is not layer.active for layer in measured.values())
+
+
+@on_linux
+def test_a_layer_that_was_left_out_is_said_to_be_missing(jail):
+    assert Layer("seccomp", active=False, why_not="switched off") in jail("seccomp").layers()
+    assert [layer.name for layer in jail("seccomp").layers()] == LINUX
+
+
+@on_linux
+def test_a_layer_that_must_hold_and_does_not_keeps_everything_from_running(jail):
+    with pytest.raises(ContractError, match="lacks a layer that must hold: landlock: switched off"):
+        jail("landlock", require=["limits", "landlock"]).prompts([bytes(32)])
+    with pytest.raises(ContractError, match="moat: this system has no such layer"):
+        jail(require=["moat"]).prompts([bytes(32)])
+    assert jail(require=LINUX).prompts([bytes(32)])
+
+
+@on_linux
+def test_without_no_new_privileges_the_kernel_takes_neither_landlock_nor_a_filter(jail):
+    found = {layer.name: layer for layer in jail("no-new-privileges").layers()}
+    assert not found["landlock"].active
+    assert "not permitted" in found["landlock"].why_not
+    assert not found["seccomp"].active
+    assert "Permission denied" in found["seccomp"].why_not
+
+
+FORBIDDING = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$0" -c "$1"'
+TELLING = """
+import json
+from echo_node.contract.sandbox import layers
+print(json.dumps({layer.name: layer.why_not for layer in layers()}))
+"""
+
+
+@on_linux
+def test_where_new_user_namespaces_are_forbidden_all_else_holds(measured):
+    command = ["unshare", "-U", "-r", "sh", "-c", FORBIDDING, sys.executable, TELLING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if not measured["namespaces"].active or not done.stdout:
+        pytest.skip(f"no namespace to forbid them in: {done.stderr}")
+    why_not = json.loads(done.stdout)
+    assert "forbids new user namespaces" in why_not.pop("namespaces")
+    assert set(why_not.values()) == {""}
+
+
+@on_linux
+def test_landlock_does_not_claim_to_bind_threads_that_were_there_before(jail):
+    found = {layer.name: layer for layer in jail(contract="threaded").layers()}
+    assert found["landlock"] == Layer(
+        "landlock",
+        active=False,
+        why_not="the contract's import has started 1 threads, which it would not bind",
+    )
+    assert found["seccomp"].active
+
+
+READ = "told = open('{key}').read()"
+CHMOD = "import os\nos.chmod('{key}', 0o644)\ntold = 'changed'"
+UNIX = "import socket\nsocket.socket(socket.AF_UNIX).connect('{post}')\ntold = 'met'"
+UDP = (
+    "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {udp}))\n"
+    "told = 'sent'"
+)
+RAW = "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, 1)\ntold = 'raw'"
+FORK = "import os\npid = os.fork()\nif not pid: os._exit(0)\nos.waitpid(pid, 0)\ntold = 'forked'"
+TAKE = "told = len(bytes(2**29))"
+UNLINK = "import os\nos.unlink('{key}')\ntold = 'gone'"
+SIGNAL = "import os\nos.kill(os.getppid(), 0)\ntold = 'reached'"
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("off", "text", "escaped"),
+    [
+        (["landlock"], READ, "a secret key"),
+        (["seccomp"], CHMOD, "changed"),
+        (["seccomp"], UNIX, "met"),
+        (["seccomp"], FORK, "forked"),
+        (["seccomp", "namespaces"], UDP, "sent"),
+        (["seccomp", "capabilities"], RAW, "raw"),
+        (["seccomp", "landlock"], UNLINK, "gone"),
+        (["seccomp", "landlock"], SIGNAL, "reached"),
+        (["limits"], TAKE, str(2**29)),
+    ],
+)
+def test_what_a_layer_is_for_gets_out_without_it_and_only_then(off, text, escaped, jail, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("a secret key")
+    key.chmod(0o600)
+    with socket.socket(socket.AF_UNIX) as post, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        post.bind(str(tmp_path / "post"))
+        post.listen()
+        udp.bind(("127.0.0.1", 0))
+        text = text.format(key=key, post=tmp_path / "post", udp=udp.getsockname()[1])
+        for kept in off:
+            held = run(jail(*[name for name in off if name != kept]), text)
+            assert isinstance(held, Failed), f"{kept} alone does not hold it"
+        assert run(jail(*off), text) == Score(0.5, escaped)
+
+
+# The filter of system calls, on machines that we do not have
+
+
+def verdict(machine, number, *arguments, architecture=None):
+    """What the kernel's small machine would come to: a reading of the filter of its own."""
+    told = struct.pack(
+        "<iIQ6Q",
+        number,
+        architecture or {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine],
+        0,
+        *[*arguments, 0, 0, 0, 0, 0, 0][:6],
+    )
+    steps = seccomp.program(machine, 4242)
+    value, at = 0, 0
+    while True:
+        code, if_so, if_not, constant = steps[at]
+        at += 1
+        if code == 0x20:
+            (value,) = struct.unpack_from("<I", told, constant)
+        elif code == 0x06:
+            return {0x7FFF0000: "allow", 0x80000000: "kill"}.get(constant) or errno.errorcode[
+                constant & 0xFFFF
+            ]
+        else:
+            yes = {0x15: value == constant, 0x35: value >= constant, 0x45: bool(value & constant)}[code]
+            at += if_so if yes else if_not
+
+
+MACHINES = {"x86_64": 0, "aarch64": 1}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_refused_call_is_refused_and_others_are_not(machine):
+    own = MACHINES[machine]
+    refused = {numbers[own] for numbers in syscalls.REFUSED.values()} - {None}
+    closer = {numbers[own] for numbers in syscalls.CLOSER.values()} - {None}
+    assert len(refused) + len(closer) == sum(
+        numbers[own] is not None for numbers in [*syscalls.REFUSED.values(), *syscalls.CLOSER.values()]
+    )
+    for number in range(512):
+        if number not in closer:
+            assert verdict(machine, number) == ("EPERM" if number in refused else "allow")
+
+
+@pytest.mark.parametrize(
+    ("machine", "calls"),
+    [
+        (
+            "x86_64",
+            {"execve": 59, "socket": 41, "ptrace": 101, "chmod": 90, "read": 0, "write": 1, "mmap": 9},
+        ),
+        (
+            "aarch64",
+            {
+                "execve": 221,
+                "socket": 198,
+                "ptrace": 117,
+                "fchmodat": 53,
+                "read": 63,
+                "write": 64,
+                "mmap": 222,
+            },
+        ),
+    ],
+)
+def test_the_numbers_are_those_of_the_kernel(machine, calls):
+    for name, number in calls.items():
+        assert verdict(machine, number) == ("allow" if name in {"read", "write", "mmap"} else "EPERM")
+
+
+@pytest.mark.parametrize(
+    ("machine", "clone", "clone3", "openat", "kill", "tgkill", "fcntl", "prlimit", "prctl"),
+    [("x86_64", 56, 435, 257, 62, 234, 72, 302, 157), ("aarch64", 220, 435, 56, 129, 131, 25, 261, 167)],
+)
+def test_some_calls_are_looked_at_more_closely(
+    machine, clone, clone3, openat, kill, tgkill, fcntl, prlimit, prctl
+):
+    threads = 0x3D0F00
+    assert verdict(machine, clone, threads) == "allow"
+    assert verdict(machine, clone, 17) == "EPERM"  # a fork
+    assert verdict(machine, clone, 0x4111) == "EPERM"  # a spawn
+    assert verdict(machine, clone3, 1) == "ENOSYS"
+    assert verdict(machine, openat, 0, 0, os.O_RDONLY | os.O_CLOEXEC) == "allow"
+    for flags in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_RDWR | os.O_CLOEXEC):
+        assert verdict(machine, openat, 0, 0, flags) == "EPERM"
+    for number in (kill, tgkill):
+        assert verdict(machine, number, 4242) == "allow"
+        assert verdict(machine, number, 4241) == "EPERM"
+        assert verdict(machine, number, 2**64 - 1) == "EPERM"  # everybody
+        assert verdict(machine, number, 0) == "EPERM"  # its group
+    assert verdict(machine, fcntl, 5, 3) == "allow"
+    assert [verdict(machine, fcntl, 5, command) for command in (8, 10, 15)] == ["EPERM"] * 3
+    assert verdict(machine, prlimit, 0) == "allow"
+    assert verdict(machine, prlimit, 1) == "EPERM"
+    assert [verdict(machine, prctl, command) for command in (1, 4, 15)] == ["EPERM", "EPERM", "allow"]
+
+
+def test_calls_of_another_machine_end_the_process():
+    assert verdict("x86_64", 1, architecture=0x40000003) == "kill"  # i386
+    assert verdict("x86_64", 0x40000000 + 1) == "kill"  # x32
+    assert verdict("aarch64", 1, architecture=0x40000028) == "kill"  # 32-bit arm
+    assert verdict("aarch64", 64, architecture=0xC000003E) == "kill"
+
+
+@on_linux
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the call of another machine is written for this one"
+)
+def test_a_call_of_another_machine_costs_one_score(jail):
+    text = (  # mov eax, 20; int 0x80; ret: getpid as a 32-bit program calls it
+        "import ctypes, mmap\n"
+        "m = mmap.mmap(-1, 4096, prot=7)\n"
+        "m.write(bytes.fromhex('b814000000cd80c3'))\n"
+        "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()\n"
+    )
+    assert "SIGSYS" in run(jail(), text).reason
+
+
+def test_the_profile_of_macos_quotes_its_paths(tmp_path):
+    odd = tmp_path / 'a "quoted" folder'
+    rules = macos.profile([odd])
+    assert rules.startswith("(version 1)\n(deny default)\n")
+    assert rules.endswith('a \\"quoted\\" folder"))\n')
+    assert not any(word in rules for word in ("network", "process-exec", "process-fork", "file-write"))
+
+
+# The pipe
+
+
+@pytest.fixture
+def pipes():
+    ours, theirs = socket.socketpair()
+    pipe = Pipe(ours)
+    yield pipe, theirs
+    pipe.close()
+    theirs.close()
+
+
+def framed(body):
+    return struct.pack("<I", len(body)) + body
+
+
+def test_messages_go_both_ways_in_order(pipes):
+    pipe, theirs = pipes
+    other = Pipe(theirs)
+    for number in range(100):
+        other.send([number, "text", b"bytes", {"a": 1.5}, None])
+    assert [pipe.receive(5.0)[0] for _ in range(100)] == list(range(100))
+    pipe.send([1], 5.0)
+    assert other.receive() == [1]
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (struct.pack("<I", LONGEST + 1), "bytes, where"),
+        (struct.pack("<I", 0), "bytes, where"),
+        (framed(b"\xc1"), "no msgpack"),
+        (framed(b"\x91" * 5000), "no msgpack"),
+        (framed(msgpack.packb({"a": 1})), "no list"),
+        (framed(msgpack.packb([])), "no list"),
+        (framed(msgpack.packb([msgpack.ExtType(1, b"x")])), "no msgpack"),
+        (framed(msgpack.packb([1]) + b"x"), "no msgpack"),
+    ],
+)
+def test_nonsense_is_an_error_that_says_so(pipes, sent, why):
+    pipe, theirs = pipes
+    theirs.sendall(sent)
+    with pytest.raises(PipeError, match=why):
+        pipe.receive(5.0)
+
+
+@given(st.binary(max_size=200))
+def test_whatever_comes_is_a_message_or_an_error(body):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(body)
+        theirs.close()
+        pipe, heard = Pipe(ours), 0
+        try:
+            while type(pipe.receive(5.0)) is list:
+                heard += 1
+        except PipeError:
+            assert heard <= len(body) // 5
+        else:
+            pytest.fail("a message that is no list")
+
+
+def test_an_end_and_a_silence_are_told_apart(pipes):
+    pipe, theirs = pipes
+    theirs.sendall(b"\5\0")
+    with pytest.raises(PipeSilentError):
+        pipe.receive(0.01)
+    theirs.close()
+    with pytest.raises(PipeEndedError):
+        pipe.receive(5.0)
+    with pytest.raises(PipeEndedError):
+        pipe.send([1], 5.0)
+
+
+def test_nobody_waits_for_one_who_does_not_read(pipes):
+    pipe, _ = pipes
+    with pytest.raises(PipeSilentError):
+        pipe.send([bytes(LONGEST - 100)], 0.01)
+    with pytest.raises(PipeError, match="where 8388608 are allowed"):
+        pipe.send([bytes(LONGEST)], 0.01)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [[b"t"], [b"t", 0], [b"t", 0, 2], [b"t", 0, False, 1], [b"t", 1, True, "a"], [b"x", 0, True, "a"]],
+)
+def test_an_answer_to_nothing_that_was_asked_is_none(message):
+    with pytest.raises(PipeError, match="an answer"):
+        _understood(message, [b"t", 0], str)
+
+
+def test_answers_are_what_was_asked_for_or_why_not():
+    assert _understood([b"t", 0, True, "a"], [b"t", 0], list) == ["a"]
+    assert _understood([b"t", 0, False, "no", False], [b"t", 0], list) == Failed("no")
+    with pytest.raises(PipeError, match="no memory"):
+        _understood([b"t", 0, False, "no memory", True], [b"t", 0], list)
