@@ -151,6 +151,7 @@ class Stage:
     def close(self) -> None:
         self.sampler.close()
         self._judge_engine.close()
+        self.run.close()
 
     # what forgers need
 

@@ -25,6 +25,7 @@ from echo_node.contract import (
     prompt_of,
     score_of,
 )
+from echo_node.contract.sandbox import JailedContract, load_jailed, score_or_zero
 from echo_node.engine.base import SamplingLimits
 from echo_node.errors import ConfigError, PeerError, boundary
 from echo_node.text import Tokenizer
@@ -56,15 +57,19 @@ class Run:
     tokenizer: Tokenizer
 
     @classmethod
-    def open(cls, sealed: bytes, folder: Path) -> Run:
-        """Open a manifest whose model's small files are in a folder, and check that they are the ones meant."""
+    def open(cls, sealed: bytes, folder: Path, *, jailed: bool = True) -> Run:
+        """Open a manifest whose model's small files are in a folder, and check that they are the ones meant.
+
+        The contract runs in a jail, since completions are hostile text to it; `jailed=False` is for its author.
+        """
         manifest = open_manifest(sealed)
         told = manifest.message
         for file in told.model.files:
             path = folder / file.name
             if not path.is_file() or blob_id(path.read_bytes()) != file.blob:
                 raise ConfigError(f"{path} is not the {file.name} that the manifest names")
-        contract = load(told.contract.name, told.contract.version, told.contract.params)
+        named = told.contract
+        contract = (load_jailed if jailed else load)(named.name, named.version, named.params)
         check_vectors(contract, told.contract.vectors)
         return cls(manifest, folder, contract, Tokenizer.from_folder(folder))
 
@@ -102,12 +107,33 @@ class Run:
 
     def prompt(self, slot_key: bytes) -> tuple[Prompt, NDArray[np.int64]]:
         """What a slot asks, as the contract says it and as the model reads it."""
-        prompt = prompt_of(self.contract, sampling.prompt_key(slot_key))
-        return prompt, self.tokenizer.encode(prompt.text)
+        return self.prompts([slot_key])[0]
+
+    def prompts(self, slot_keys: Sequence[bytes]) -> list[tuple[Prompt, NDArray[np.int64]]]:
+        """What slots ask. Many at once cost little more than one."""
+        keys = [sampling.prompt_key(key) for key in slot_keys]
+        if isinstance(self.contract, JailedContract):
+            found = self.contract.sandbox.prompts(keys)
+        else:
+            found = [prompt_of(self.contract, key) for key in keys]
+        return [(prompt, self.tokenizer.encode(prompt.text)) for prompt in found]
 
     def score(self, prompt: Prompt, ids: NDArray[np.int64]) -> Score:
         """What a completion is worth. The run's end token, if it is the last, is no part of the answer."""
-        return score_of(self.contract, prompt, self.tokenizer.decode(ids, self.limits.end_tokens))
+        return self.scores(prompt, [ids])[0]
+
+    def scores(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score]:
+        """What completions of a prompt are worth. One that its jailed scorer dies of is worth the least there is."""
+        texts = [(prompt, self.tokenizer.decode(ids, self.limits.end_tokens)) for ids in completions]
+        if isinstance(self.contract, JailedContract):
+            found = self.contract.sandbox.scores(texts)
+            return [score_or_zero(each, self.contract.low) for each in found]
+        return [score_of(self.contract, prompt, text) for prompt, text in texts]
+
+    def close(self) -> None:
+        """End the contract's processes."""
+        if isinstance(self.contract, JailedContract):
+            self.contract.close()
 
 
 def _tolerance(engine: str, d_mean: float, d_most: float, z_mean: float, z_most: float) -> EngineTolerance:

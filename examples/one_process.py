@@ -38,6 +38,7 @@ async def main(steps: int) -> None:
             nursery.start_soon(Node(run, identity, swarm.join).sample)
         await Node(run, trainer, swarm.join).train(steps, records=records, first_samplers=2)
         nursery.cancel_scope.cancel()
+    run.close()
     print(f"reward {records.steps[0].reward:.2f} at first, {records.reward():.2f} after {steps} steps")
 
 

@@ -68,7 +68,7 @@ class Eavesdropper:
 async def play(config: DemoConfig, beside=None) -> tuple[Demo, Eavesdropper]:
     """Run a demo with somebody listening, and something else beside it."""
     demo = Demo(config, Records())
-    spy = Eavesdropper(demo._open_run().id)
+    spy = Eavesdropper(demo._open_run(jailed=False).id)
     joined = MemorySwarm.__aenter__
 
     async def enter_with_spy(swarm):
@@ -214,7 +214,7 @@ async def test_a_stranger_that_joins_and_never_answers_does_not_end_the_trainer(
     """It was there first, so version 0 has nobody else in its roster; the trainer goes on when somebody honest comes."""
     monkeypatch.setattr("echo_node.trainer.loop.NOBODY_SECONDS", 0.2)
     demo = Demo(DemoConfig(mode="sequential", steps=2, batch_groups=4, group_size=2), Records())
-    run, trainer = demo._open_run(), demo._identity("trainer")
+    run, trainer = demo._open_run(jailed=False), demo._identity("trainer")
     join = Join(agent="", engine="torch/f32", head=ZERO, name="")
     async with MemorySwarm() as swarm, trio.open_nursery() as nursery:
         stranger = Identity(hashlib.sha256(b"stranger").digest())

@@ -11,6 +11,7 @@ import pytest
 
 from echo_node import embedded
 from echo_node.contract import Prompt, load
+from echo_node.contract.sandbox import JailedContract
 from echo_node.errors import ConfigError, ContractError
 from echo_node.run import Run, draft, read_model
 from echo_node.weights.state import root_of
@@ -21,6 +22,27 @@ from protocol.manifest import Sampling, Sync
 from tests.crafting import END, SAMPLERS, TRAINER, changed_run, forged, open_run
 
 HEAD = b"h" * 32
+
+
+def opened(sealed, folder):
+    """As the author of the contract opens it: what is tried here is no jail."""
+    return Run.open(sealed, folder, jailed=False)
+
+
+def test_a_contract_is_jailed_unless_its_author_says_otherwise():
+    run = Run.open(drafted(), embedded.folder())
+    assert isinstance(run.contract, JailedContract)
+    plain = opened(drafted(), embedded.folder())
+    assert not isinstance(plain.contract, JailedContract)
+    key = run.slot_key(b"h" * 32, TRAINER.public, 0)
+    prompt, ids = run.prompt(key)
+    assert prompt == plain.prompt(key)[0]
+    answer = run.tokenizer.encode(plain.contract.answer(prompt))
+    assert [score.value for score in run.scores(prompt, [answer, ids])] == [1.0, 0.0]
+    assert run.scores(prompt, [answer, ids]) == plain.scores(prompt, [answer, ids])
+    run.close()
+    with pytest.raises(ContractError):
+        run.prompt(key)
 
 
 def drafted(folder=None, **changes) -> bytes:
@@ -46,7 +68,7 @@ def folder(tmp_path):
 
 
 def test_a_draft_opens_as_a_run_that_describes_its_model():
-    run = Run.open(drafted(), embedded.folder())
+    run = opened(drafted(), embedded.folder())
     model = run.told.model
     assert model.root == root_of(read_model(embedded.folder()))
     assert (model.architecture, model.vocab_size, model.end_tokens) == ("Qwen3ForCausalLM", 16, (END,))
@@ -65,30 +87,28 @@ def test_a_draft_opens_as_a_run_that_describes_its_model():
 
 def test_the_same_draft_is_the_same_run_and_another_nonce_another():
     assert drafted() == drafted()
-    assert (
-        Run.open(drafted(nonce=b"m" * 32), embedded.folder()).id != Run.open(drafted(), embedded.folder()).id
-    )
+    assert opened(drafted(nonce=b"m" * 32), embedded.folder()).id != opened(drafted(), embedded.folder()).id
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
 def test_a_folder_with_another_file_than_the_manifests_is_refused_by_its_name(folder, name):
     sealed = drafted(folder)
-    assert Run.open(sealed, folder)
+    assert opened(sealed, folder)
     (folder / name).write_text((folder / name).read_text() + " ")
     with pytest.raises(ConfigError, match=name):
-        Run.open(sealed, folder)
+        opened(sealed, folder)
     (folder / name).unlink()
     with pytest.raises(ConfigError, match=name):
-        Run.open(sealed, folder)
+        opened(sealed, folder)
 
 
 def test_a_manifest_that_is_none_does_not_open():
     with pytest.raises(BadSignatureError):
-        Run.open(forged(drafted()), embedded.folder())
+        opened(forged(drafted()), embedded.folder())
     with pytest.raises(WrongRunError):
-        Run.open(seal(open_run().told, TRAINER, b"r" * 32), embedded.folder())
+        opened(seal(open_run().told, TRAINER, b"r" * 32), embedded.folder())
     with pytest.raises(ProtocolError):
-        Run.open(b"", embedded.folder())
+        opened(b"", embedded.folder())
 
 
 def test_a_contract_that_this_machine_lacks_or_has_otherwise_is_refused():
@@ -102,7 +122,7 @@ def test_a_contract_that_this_machine_lacks_or_has_otherwise_is_refused():
 
 
 def test_parameters_of_the_contract_reach_those_who_join():
-    run = Run.open(drafted(params={"digits": 3}), embedded.folder())
+    run = opened(drafted(params={"digits": 3}), embedded.folder())
     prompt, ids = run.prompt(b"k" * 32)
     assert (len(prompt.text), len(ids)) == (5, 5)
 
@@ -139,13 +159,13 @@ def rewrite(folder, **changes):
 
 def test_several_end_tokens_are_all_taken_over_in_order(folder):
     rewrite(folder, eos_token_id=[13, 12])
-    run = Run.open(drafted(folder), folder)
+    run = opened(drafted(folder), folder)
     assert run.told.model.end_tokens == (12, 13)
     assert run.limits.end_tokens == frozenset({12, 13})
 
 
 def test_the_prompt_of_a_slot_is_the_same_for_all_and_another_for_each(folder):
-    mine, yours = Run.open(drafted(), embedded.folder()), Run.open(drafted(), folder)
+    mine, yours = opened(drafted(), embedded.folder()), opened(drafted(), folder)
     texts = set()
     for sampler in SAMPLERS:
         for slot in range(5):
@@ -161,7 +181,7 @@ def test_the_prompt_of_a_slot_is_the_same_for_all_and_another_for_each(folder):
 def test_a_run_is_asynchronous_from_the_version_that_its_manifest_names():
     def modes(start):
         sync = Sync(async_from=start, head_every=1, in_flight=False, staleness=2)
-        run = Run.open(drafted(sync=sync), embedded.folder())
+        run = opened(drafted(sync=sync), embedded.folder())
         return [run.is_async(version) for version in range(4)]
 
     assert modes(None) == [False] * 4
@@ -207,7 +227,7 @@ def test_only_the_runs_own_end_tokens_end_an_answer():
 def test_a_run_without_its_author_is_still_the_trainers():
     """Whoever drafts need not train."""
     sealed = drafted(author=SAMPLERS[0], verifiers=[SAMPLERS[1].public])
-    run = Run.open(sealed, embedded.folder())
+    run = opened(sealed, embedded.folder())
     assert run.manifest.signer == SAMPLERS[0].public
     assert run.rules.trainers == (TRAINER.public,)
     assert run.told.terms.electors == tuple(sorted((TRAINER.public, SAMPLERS[1].public)))

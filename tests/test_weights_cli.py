@@ -36,7 +36,7 @@ def run():
         trainers=[TRAINER.public],
         nonce=b"n" * 32,
     )
-    return Run.open(sealed, embedded.folder())
+    return Run.open(sealed, embedded.folder(), jailed=False)
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 
 import torch
 import trio
@@ -46,7 +47,10 @@ class Demo:
         """Let the swarm take its steps."""
         torch.set_num_threads(1)  # of everybody: pools of threads on the same cores collapse
         run = self._open_run()
-        heads = itertools.count()
+        with closing(run):
+            await self._play(run, itertools.count())
+
+    async def _play(self, run: Run, heads: Iterator[int]) -> None:
         config = self.config
         async with MemorySwarm(config.seed) as swarm, trio.open_nursery() as nursery:
             self.samplers = [
@@ -71,7 +75,7 @@ class Demo:
         """A sampler's share of a batch."""
         return max(1, self.config.batch_groups // self.config.samplers)
 
-    def _open_run(self) -> Run:
+    def _open_run(self, *, jailed: bool = True) -> Run:
         config = self.config
         trainer = self._identity("trainer")
         sealed = draft(
@@ -97,7 +101,7 @@ class Demo:
             engines=self._engines(),
             nonce=self._bytes("nonce"),
         )
-        return Run.open(sealed, embedded.folder())
+        return Run.open(sealed, embedded.folder(), jailed=jailed)
 
     def _engines(self) -> Sequence[EngineTolerance]:
         wanted = self.config.engine

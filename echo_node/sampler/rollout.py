@@ -41,7 +41,7 @@ class Rollout:
             return update
 
         keys = [self._run.slot_key(head_id, self._identity.public, slot) for slot in slots]
-        prompts = [self._run.prompt(key) for key in keys]
+        prompts = self._run.prompts(keys)
         size = self._run.told.sampling.group_size
         limits = self._run.limits
         requests = [SlotRequest(ids, key, size, limits) for key, (_, ids) in zip(keys, prompts, strict=True)]
@@ -52,11 +52,11 @@ class Rollout:
         for slot, (prompt, ids), draws in zip(slots, prompts, groups, strict=True):
             later = {span.head_id for draw in draws.values() for span in draw.spans} - {head_id}
             used = (head_id, *(head for head in heads if head in later))
+            worth = self._run.scores(prompt, [draws[place].ids for place in range(size)])
             group = TrajectoryGroup.of(
                 prompt=ids,
                 completions=[
-                    self._completion(draws[place], used, self._run.score(prompt, draws[place].ids).value)
-                    for place in range(size)
+                    self._completion(draws[place], used, worth[place].value) for place in range(size)
                 ],
                 engine=self._engine.engine_class,
                 heads=used,

@@ -169,17 +169,17 @@ class TrainerLoop:
         batch, rewards = [], []
         for admitted in drawn:
             group = admitted.group.message
+            said = group.completions()
             try:
-                completions = [
-                    SampledCompletion(
-                        each.ids, each.logprobs, self._run.score(admitted.prompt, each.ids).value
-                    )
-                    for each in group.completions()
-                ]
+                worth = self._run.scores(admitted.prompt, [each.ids for each in said])
             except ContractError as error:  # completions are hostile text: none of them may end the trainer
                 log.warning("a group is left out of its step: %s", error)
                 self._refused["contract-failed"] += 1
                 continue
+            completions = [
+                SampledCompletion(each.ids, each.logprobs, score.value)
+                for each, score in zip(said, worth, strict=True)
+            ]
             rewards += [completion.reward for completion in completions]
             batch.append(TrainingGroup(group.prompt_ids(), completions))
         return (self._step.step(batch) if batch else None), rewards

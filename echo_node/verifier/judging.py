@@ -102,13 +102,12 @@ class Judge:
 
     def _reward(self, admitted: Admitted, completions: Sequence[Completion], found: Evidence) -> Finding:
         """Only what was honestly sampled is worth the risk of scoring it."""
-        rewards = []
-        for completion in completions:
-            try:
-                reward = self._run.score(admitted.prompt, completion.ids).value
-            except ContractError as error:
-                return Finding(Breach("no-reward", f"the contract fails on it: {error.what}"), found, None)
-            rewards.append(reward)
+        try:
+            scores = self._run.scores(admitted.prompt, [completion.ids for completion in completions])
+        except ContractError as error:
+            return Finding(Breach("no-reward", f"the contract fails on it: {error.what}"), found, None)
+        rewards = [score.value for score in scores]
+        for completion, reward in zip(completions, rewards, strict=True):
             if abs(reward - completion.reward) > REWARD_SLACK:
                 what = f"a reward of {completion.reward:g} is claimed, and the contract gives {reward:g}"
                 return Finding(Breach("wrong-reward", what), found, float(np.mean(rewards)))

@@ -183,7 +183,7 @@ class VerifierLoop:
         if not slots:
             return None
         keys = [self._run.slot_key(head, sampler, slot) for slot in slots]
-        prompts = [self._run.prompt(key) for key in keys]
+        prompts = self._run.prompts(keys)
         size = self._run.told.sampling.group_size
         requests = [
             SlotRequest(ids, key, size, self._run.limits) for key, (_, ids) in zip(keys, prompts, strict=True)
@@ -193,9 +193,10 @@ class VerifierLoop:
             prompts, generate_groups(self._at(head), requests, stop=stop), strict=True
         ):
             try:
-                rewards.append(np.mean([self._run.score(prompt, draw.ids).value for draw in draws]))
+                worth = self._run.scores(prompt, [draw.ids for draw in draws])
             except ContractError:
                 continue
+            rewards.append(np.mean([score.value for score in worth]))
         what = self._holes.worth_less(head, sampler, [float(reward) for reward in rewards])
         return None if what is None else Breach("skipped-slots", what)
 

@@ -23,7 +23,7 @@ def groups():
     """Groups of the embedded model, sealed by a sampler and opened again."""
     torch.set_num_threads(1)
     demo = Demo(DemoConfig(), Records())
-    run = demo._open_run()
+    run = demo._open_run(jailed=False)
     engine = LocalEngine(TorchDecoder(run.folder))
     engine.load(bytes(32), read_model(run.folder))
     sealed = Rollout(run, demo._identity("sampler 0"), engine).fill(bytes(32), range(12), lambda: False)

@@ -70,7 +70,7 @@ def test_what_was_honestly_drawn_under_another_name_is_not_its_own(small):
 def test_no_reward_is_computed_for_what_was_not_honestly_drawn(small, monkeypatch):
     forged = [small.admit(FORGERS["own luck"](small, slot)) for slot in range(3)]
     scored = []
-    monkeypatch.setattr(type(small.run), "score", lambda *_: scored.append(1))
+    monkeypatch.setattr(type(small.run), "scores", lambda *_: scored.append(1))
     assert all(small.find(group).breach for group in forged)
     assert not scored
 

@@ -29,7 +29,7 @@ def identity(name):
 TRAINER, HONEST, CHEAT, VERIFIER = map(identity, ("trainer", "honest", "cheat", "verifier"))
 
 
-def open_run():
+def open_run(*, jailed=True):
     sealed = draft(
         name="watched",
         folder=embedded.folder(),
@@ -43,7 +43,7 @@ def open_run():
         verifiers=[VERIFIER.public],
         nonce=bytes(32),
     )
-    return Run.open(sealed, embedded.folder())
+    return Run.open(sealed, embedded.folder(), jailed=jailed)
 
 
 class OwnLuck:
@@ -109,6 +109,7 @@ async def test_a_cheat_among_the_honest_is_condemned_and_nobody_else():
         with trio.fail_after(100):
             await enough.wait()
         nursery.cancel_scope.cancel()
+    run.close()
     found = {
         result: {
             samplers[each.group] for each in verdicts if each.result == result and each.group in samplers
@@ -125,4 +126,4 @@ async def test_a_cheat_among_the_honest_is_condemned_and_nobody_else():
 async def test_only_a_key_that_the_run_names_is_a_verifier():
     async with MemorySwarm() as swarm:
         with pytest.raises(ConfigError, match="none of the run's verifiers"):
-            await Node(open_run(), HONEST, swarm.join).verify()
+            await Node(open_run(jailed=False), HONEST, swarm.join).verify()
