@@ -15,10 +15,12 @@ from typing import Final
 import trio
 
 from echo_node import __version__
+from echo_node.admission import Admitted
 from echo_node.engine.base import Engine
 from echo_node.engine.kinds import EngineSpec, best_class
 from echo_node.engine.worker import WorkerEngine
 from echo_node.errors import ConfigError
+from echo_node.ledger import Entry, Ledger
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
 from echo_node.net.meeting.company import SEVERAL, Company
@@ -31,7 +33,7 @@ from echo_node.weights.publish import Publisher
 from echo_node.weights.pull import Puller
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
-from protocol import Identity, topics
+from protocol import Identity, Opened, Verdict, topics
 
 MOST_ROWS: Final = 128
 """Completions that an engine draws at once."""
@@ -86,8 +88,13 @@ class Node:
             async with self._company(network, "sampler", needed=("trainer", "verifier")):
                 await loop.work()
 
-    async def verify(self, *, engine: Engine | None = None, threads: int | None = None) -> None:
-        """Be a verifier until cancelled: the run must name this node's key as one. Without an engine, torch in float32 is started."""
+    async def verify(
+        self, *, engine: Engine | None = None, threads: int | None = None, ledger: Ledger | None = None
+    ) -> None:
+        """Be a verifier until cancelled: the run must name this node's key as one. Without an engine, torch in float32 is started.
+
+        What was found is written down in the ledger.
+        """
         if self._identity.public not in self._run.told.verifiers:
             raise ConfigError("this key is none of the run's verifiers", advice="its author must name it")
         async with (
@@ -95,7 +102,14 @@ class Node:
             self._join(self._identity) as network,
             open_store(None, self._run.rules, network, model=self._run.folder) as store,
         ):
-            loop = VerifierLoop(self._run, network, self._identity, judge, Puller(network, store))
+
+            def note(admitted: Admitted, verdict: Opened[Verdict]) -> None:
+                head = store.find(admitted.group.message.heads[0])
+                if ledger is not None and head is not None:
+                    ledger.verdict(verdict, Entry.of(admitted.group, head.message.version))
+
+            puller = Puller(network, store)
+            loop = VerifierLoop(self._run, network, self._identity, judge, puller, told=note)
             self.verdicts = loop.results
             async with self._company(network, "verifier", needed=("trainer",)):
                 await loop.work()

@@ -12,6 +12,7 @@ from echo_node import embedded
 from echo_node.contract import load
 from echo_node.engine.kinds import EngineSpec, make_engine
 from echo_node.errors import ConfigError
+from echo_node.ledger import Ledger
 from echo_node.metrics import Records
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
@@ -67,9 +68,10 @@ def engine():
     return make_engine(EngineSpec("torch/f32", embedded.folder(), "cpu", 64, 1))
 
 
-async def test_a_cheat_among_the_honest_is_condemned_and_nobody_else():
+async def test_a_cheat_among_the_honest_is_condemned_and_nobody_else(tmp_path):
     run = open_run()
     verdicts, samplers = [], {}
+    ledger = Ledger(tmp_path / "ledger.sqlite")
     enough = trio.Event()
 
     async def listen(network, cargo, note):
@@ -98,7 +100,7 @@ async def test_a_cheat_among_the_honest_is_condemned_and_nobody_else():
         nursery.start_soon(listen, spy, topics.VERDICTS, verdict)
         judge = Node(run, VERIFIER, swarm.join)
         engines = [engine() for _ in range(3)]
-        nursery.start_soon(lambda: judge.verify(engine=engines[0]))
+        nursery.start_soon(lambda: judge.verify(engine=engines[0], ledger=ledger))
         nursery.start_soon(lambda: Node(run, HONEST, swarm.join).sample(slots_per_call=8, engine=engines[1]))
         nursery.start_soon(
             lambda: Node(run, CHEAT, swarm.join).sample(slots_per_call=8, engine=OwnLuck(engines[2]))
@@ -121,6 +123,9 @@ async def test_a_cheat_among_the_honest_is_condemned_and_nobody_else():
     assert condemned.reason in {"token-out-of-reach", "luck-not-its-own"}
     assert condemned.figures.reward is None, "no reward was computed for it"
     assert judge.verdicts["honest"] >= 8
+    with ledger:
+        assert ledger.credit(HONEST.public).tokens > 0, "verified tokens are credited"
+        assert ledger.credit(CHEAT.public).tokens == 0
 
 
 async def test_only_a_key_that_the_run_names_is_a_verifier():
