@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from echo_node import __version__, program, weights_cli
+from echo_node import __version__, contract_cli, engines_cli, program, verifier_cli, weights_cli
 from echo_node.program import INTERRUPTED
 
 app = typer.Typer(
@@ -25,7 +25,10 @@ app = typer.Typer(
     help="Peer-to-peer reinforcement learning of language models.",
 )
 
+app.add_typer(contract_cli.app, name="contract")
 app.add_typer(weights_cli.app, name="weights")
+app.add_typer(verifier_cli.app, name="verifier")
+app.command()(engines_cli.engines)
 
 
 def _print_version(asked: bool) -> None:

@@ -116,7 +116,10 @@ class Run:
             found = self.contract.sandbox.prompts(keys)
         else:
             found = [prompt_of(self.contract, key) for key in keys]
-        return [(prompt, self.tokenizer.encode(prompt.text)) for prompt in found]
+        return [(prompt, self.tokenizer.encode(self._read_by_model(prompt))) for prompt in found]
+
+    def _read_by_model(self, prompt: Prompt) -> str:
+        return self.tokenizer.render(prompt.messages) if prompt.chat else prompt.text
 
     def score(self, prompt: Prompt, ids: NDArray[np.int64]) -> Score:
         """What a completion is worth. The run's end token, if it is the last, is no part of the answer."""

@@ -23,16 +23,27 @@ from echo_node.errors import ContractError, boundary, one_line
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is asked, and what the contract needs to know again when it scores the answer."""
+    """What a model is asked, and what the contract needs to know again when it scores the answer.
+
+    The model reads `text` as it stands; with `chat` it reads `messages` through its own chat template instead.
+    """
 
     text: str
     data: Mapping[str, str] = field(default_factory=dict, hash=False)
+    system: str = ""
+    chat: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", MappingProxyType(dict(self.data)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Prompt, (self.text, dict(self.data))
+        return Prompt, (self.text, dict(self.data), self.system, self.chat)
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The prompt as a conversation: what the system says, if anything, and then the text as the user's words."""
+        said = [("system", self.system)] if self.system else []
+        return [{"role": role, "content": text} for role, text in (*said, ("user", self.text))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,12 @@ class Params:
             raise self._bad(name, value, f"one of {', '.join(options)}")
         return value
 
+    def text(self, name: str, *, default: str, longest: int) -> str:
+        value = self._take(name, default)
+        if type(value) is not str or len(value) > longest or not value.isprintable():
+            raise self._bad(name, value, f"a line of at most {longest} characters")
+        return value
+
     def finish(self) -> None:
         """Raise if something was given that the contract does not have."""
         for name in sorted(self._given.keys() - self._known):
@@ -118,6 +135,10 @@ class Contract(ABC):
     def score(self, prompt: Prompt, completion: str) -> Score:
         """What the completion is worth. It is text without the end token, written by a stranger."""
 
+    def shape(self, prompt: Prompt, completion: str, score: Score) -> Score:  # noqa: ARG002 -- as `answer`
+        """What the trainer is to learn from instead of the plain score, such as a little for a good form."""
+        return score
+
     def answer(self, prompt: Prompt) -> str:  # noqa: ARG002 -- for those who override it
         """A completion that shows a good score off, where the contract can tell one; used in examples and vectors."""
         return ""
@@ -129,16 +150,22 @@ def prompt_of(contract: Contract, key: bytes) -> Prompt:
         prompt: object = contract.prompt(key)
         if not isinstance(prompt, Prompt) or type(prompt.text) is not str:
             raise TypeError("it made no Prompt with a text")
+        if type(prompt.system) is not str or type(prompt.chat) is not bool:
+            raise TypeError("the system's words are a text, and chat is true or false")
         prompt.text.encode()
+        prompt.system.encode()
         return prompt
 
 
 def score_of(contract: Contract, prompt: Prompt, completion: str) -> Score:
-    """The contract's score within its range; whatever goes wrong in it is a `ContractError`."""
+    """The contract's shaped score within its range; whatever goes wrong in it is a `ContractError`."""
     with boundary(ContractError, f"{contract.name} {contract.version}: scoring a completion"):
-        score: object = contract.score(prompt, completion)
-        if not isinstance(score, Score):
+        plain: object = contract.score(prompt, completion)
+        if not isinstance(plain, Score):
             raise TypeError("it gave no Score")
+        score: object = contract.shape(prompt, completion, plain)
+        if not isinstance(score, Score):
+            raise TypeError("its shaping gave no Score")
         if not math.isfinite(score.value) or not contract.low <= score.value <= contract.high:
             raise ValueError(f"{score.value} is not from {contract.low} to {contract.high}")
         return score

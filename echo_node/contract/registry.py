@@ -53,6 +53,17 @@ def find(name: str, version: str) -> type[Contract]:
     raise _missing(name, version, others)
 
 
+def find_only(name: str) -> type[Contract]:
+    """The class of a contract whose version goes without saying, because there is one."""
+    listed = [listing for listing in available() if listing.name == name]
+    if len(listed) > 1:
+        known = ", ".join(f"{name}@{listing.version or '?'}" for listing in listed)
+        raise ContractError(f"there is more than one {name}", advice=f"say which one: {known}")
+    if listed and not listed[0].version:
+        return next(_imported(entry) for entry in entry_points(group=GROUP) if entry.name == name)
+    return find(name, listed[0].version if listed else "of any version")
+
+
 def load(name: str, version: str, params: Mapping[str, object] | None = None) -> Contract:
     """A contract with its parameters, ready for use."""
     found = find(name, version)

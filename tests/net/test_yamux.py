@@ -437,7 +437,8 @@ async def test_a_quiet_connection_lives_and_says_little(autojump_clock):  # noqa
 
 @pytest.mark.parametrize(
     # A write that hangs and a silence that lasts too long can come to the same second: either says it then.
-    ("make", "why"), [(memory_stream_pair, "not a byte"), (lockstep_stream_pair, "writing|not a byte")]
+    ("make", "why"),
+    [(memory_stream_pair, "not a byte"), (lockstep_stream_pair, "writing|not a byte")],
 )
 async def test_a_peer_that_has_gone_silent_is_noticed(make, why, autojump_clock):  # noqa: ARG001
     left, right = make()

@@ -127,7 +127,9 @@ def test_when_asked_to_stop_nothing_comes_out_and_the_engine_is_as_good_as_befor
 
 def test_without_weights_nothing_is_drawn():
     with pytest.raises(EngineError, match="no weights"):
-        Rollout(RUN, ANN, LocalEngine(TorchDecoder(embedded.folder(), device="cpu"))).fill(HEAD.id, [0], never)
+        Rollout(RUN, ANN, LocalEngine(TorchDecoder(embedded.folder(), device="cpu"))).fill(
+            HEAD.id, [0], never
+        )
 
 
 class Broken(DigitsReverse):

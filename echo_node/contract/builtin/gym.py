@@ -1,0 +1,233 @@
+"""Tasks of reasoning-gym: `reasoning-gym` takes any allowed generator, `knights-knaves` and `sokoban` are ready to use.
+
+A slot's key seeds the generator, which makes one item; its own scorer then judges the answer that was extracted. The
+library is loaded when a contract is made, and only the release whose scorers were read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import textwrap
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from echo_node.contract import extraction
+from echo_node.contract.api import Contract, Params, Prompt, Score
+from echo_node.contract.builtin import gym_allowed
+from echo_node.contract.builtin.gym_boards import boards_let_go
+from echo_node.contract.builtin.gym_entry import entry_of, entry_text
+from echo_node.contract.luck import KeyStream, random_from
+from echo_node.errors import ContractError, boundary
+
+DEEPEST: Final = 32  # brackets within brackets: how many a parser can take depends on who has called it
+_INSTALL: Final = "pip install 'echo-node[gym]'"
+_OURS: Final = ("seed", "size")  # what a generator has and a run does not set
+_TRIES: Final = 8  # seeds for one key
+_LARGEST: Final = 2**40
+
+
+class GymTask(Contract):
+    """Parameters of all of them: `way`, where the answer stands (tags, boxed, after, last-line, whole); `chat`, whether
+    the prompt goes through the model's chat template; `form`, what a wrong answer is worth if it stands where it should.
+    """
+
+    version = "1"
+
+    def configure(self, params: Params) -> None:
+        self.way = params.choice("way", *extraction.WAYS, default="tags")
+        self.chat = params.flag("chat", default=False)
+        self.form = params.real("form", default=0.0, low=0.0, high=0.5)
+        self._made: dict[tuple[str, tuple[tuple[str, object], ...]], Any] = {}
+
+    @abstractmethod
+    def generator(self, luck: KeyStream) -> tuple[str, Mapping[str, object]]:
+        """The generator of a slot and its settings. What its scorer reads of them is the same for all slots."""
+
+    def prompt(self, key: bytes) -> Prompt:
+        luck = random_from(key)
+        task, settings = self.generator(luck)
+        item = self._item(task, settings, luck)
+        data = {"entry": entry_text(item), "task": task}
+        asked, asking = str(item["question"]), extraction.asking(self.way)
+        if self.chat:
+            return Prompt(asked, data, system=asking, chat=True)
+        return Prompt(f"{asked}\n{asking}\n", data)
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        answer = extraction.extract(completion, self.way)
+        if answer is None:
+            return Score(0.0, f"there is no answer, or it is longer than {extraction.LONGEST} characters")
+        if _depth(answer) > DEEPEST:
+            return Score(0.0, f"the answer has more than {DEEPEST} brackets within each other")
+        try:
+            value = self._judged(prompt, answer)
+        except ContractError as error:
+            return Score(0.0, error.what)
+        return Score(value, f"{answer[:80]!r} is worth {value:g} to {prompt.data['task']}")
+
+    def shape(self, prompt: Prompt, completion: str, score: Score) -> Score:  # noqa: ARG002 -- the form alone counts
+        if score.value >= self.form or extraction.extract(completion, self.way) is None:
+            return score
+        return Score(self.form, f"{score.reason}; {self.form:g} for the form")
+
+    def answer(self, prompt: Prompt) -> str:
+        return extraction.written(str(entry_of(prompt.data["entry"])["answer"]), self.way)
+
+    def _item(self, task: str, settings: Mapping[str, object], luck: KeyStream) -> Any:
+        """The item of the first seed with which the generator succeeds: now and then one finds no way."""
+        problems = []
+        for _ in range(_TRIES):
+            seed = int.from_bytes(luck.take(8), "little") >> 1
+            try:
+                with boundary(ContractError, f"making an item of {task}"), _contained():
+                    return self._seeded(task, settings, seed)[0]
+            except ContractError as problem:
+                problems.append(problem)
+        raise problems[-1]
+
+    def _judged(self, prompt: Prompt, answer: str) -> float:
+        """What the generator's own scorer says; whatever it cannot read is an error that is the answer's fault."""
+        entry, task = entry_of(prompt.data["entry"]), prompt.data["task"]
+        with boundary(ContractError, f"{answer[:80]!r} is no answer to {task}"), _contained():
+            scorer = self._seeded(*self.generator(random_from(bytes(32))), seed=0)
+            value = float(scorer.score_answer(answer, entry))
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"worth {value}, which is out of range")
+            return value
+
+    def _seeded(self, task: str, settings: Mapping[str, object], seed: int) -> Any:
+        """The generator with this seed. Some take a second to set up, so they are kept where that changes nothing."""
+        if task in gym_allowed.MADE_ANEW:
+            return _dataset(task, settings, seed)
+        wanted = (task, tuple(sorted(settings.items())))
+        if wanted not in self._made:
+            self._made[wanted] = _dataset(task, settings, seed)
+        self._made[wanted].seed = seed
+        return self._made[wanted]
+
+
+class ReasoningGym(GymTask):
+    """Parameters: `task`, the name of the generator (chain_sum unless given), and its own numbers, flags and texts."""
+
+    name = "reasoning-gym"
+
+    def configure(self, params: Params) -> None:
+        super().configure(params)
+        self.task = params.text("task", default="chain_sum", longest=64)
+        if self.task in gym_allowed.REFUSED:
+            raise ContractError(
+                f"reasoning-gym's {self.task} is refused: {gym_allowed.REFUSED[self.task]}",
+                advice="`echo-node contract show reasoning-gym` names those that may be used",
+            )
+        if self.task not in gym_allowed.ALLOWED:
+            raise ContractError(
+                f"reasoning-gym {gym_allowed.RELEASE} has no generator {self.task!r}",
+                advice="`echo-node contract show reasoning-gym` names them",
+            )
+        self.settings = _settings(self.task, params)
+        with boundary(ContractError, f"setting up {self.task} with {self.settings}"):
+            _dataset(self.task, self.settings, 0)
+
+    def generator(self, luck: KeyStream) -> tuple[str, Mapping[str, object]]:  # noqa: ARG002 -- the same for all
+        return self.task, self.settings
+
+
+ReasoningGym.__doc__ = f"{ReasoningGym.__doc__}\n" + textwrap.fill(
+    f"Generators: {', '.join(sorted(gym_allowed.ALLOWED))}.", width=110
+)
+
+
+class KnightsKnaves(GymTask):
+    """Who tells the truth? Parameters: `fewest` and `most` people (3 and 5), `depth` and `width` of what they say (2)."""
+
+    name = "knights-knaves"
+
+    def configure(self, params: Params) -> None:
+        super().configure(params)
+        _library()
+        self.fewest = params.whole("fewest", default=3, low=2, high=8)
+        self.most = params.whole("most", default=max(self.fewest, 5), low=self.fewest, high=8)
+        self.depth = params.whole("depth", default=2, low=1, high=4)
+        self.width = params.whole("width", default=2, low=1, high=4)
+
+    def generator(self, luck: KeyStream) -> tuple[str, Mapping[str, object]]:
+        people = luck.between(self.fewest, self.most)
+        shape = {"depth_constraint": self.depth, "width_constraint": self.width}
+        return "knights_knaves", {"n_people": people, **shape}
+
+
+class Sokoban(GymTask):
+    """Push the boxes onto the goals. Parameters: `side` of the square (6), `boxes` (2), `depth` of the search (20)."""
+
+    name = "sokoban"
+
+    def configure(self, params: Params) -> None:
+        super().configure(params)
+        _library()
+        side = params.whole("side", default=6, low=6, high=10)
+        boxes = params.whole("boxes", default=2, low=1, high=4)
+        self.settings = {
+            **dict.fromkeys(("min_w", "max_w", "min_h", "max_h"), side),
+            **dict.fromkeys(("min_boxes", "max_boxes"), boxes),
+            "max_depth": params.whole("depth", default=20, low=10, high=80),
+        }
+
+    def generator(self, luck: KeyStream) -> tuple[str, Mapping[str, object]]:  # noqa: ARG002 -- the same for all
+        return "sokoban", self.settings
+
+
+def _library() -> Any:
+    """reasoning-gym's factory, if the release is the one whose scorers were read."""
+    try:
+        found = version(gym_allowed.PACKAGE)
+        from reasoning_gym import factory  # noqa: PLC0415 -- seconds of work that most runs never need
+    except (PackageNotFoundError, ModuleNotFoundError) as error:
+        missing = getattr(error, "name", None) or gym_allowed.PACKAGE
+        raise ContractError(f"this contract needs {missing}, which is not here", advice=_INSTALL) from error
+    if found != gym_allowed.RELEASE:
+        raise ContractError(
+            f"reasoning-gym {found} is here; the release whose scorers were read is {gym_allowed.RELEASE}",
+            advice=_INSTALL,
+        )
+    return factory
+
+
+def _dataset(task: str, settings: Mapping[str, object], seed: int) -> Any:
+    return _library().create_dataset(task, **settings, seed=seed, size=1)
+
+
+def _settings(task: str, params: Params) -> dict[str, object]:
+    """What the run says of the generator's own numbers, flags and texts; what it leaves out stays as it is."""
+    taken: dict[str, object] = {}
+    for field in dataclasses.fields(_library().DATASETS[task][1]):
+        usual: object = field.default
+        if field.name in _OURS:
+            continue
+        if type(usual) is bool:
+            taken[field.name] = params.flag(field.name, default=usual)
+        elif type(usual) is int:
+            taken[field.name] = params.whole(field.name, default=usual, low=-_LARGEST, high=_LARGEST)
+        elif type(usual) is float:
+            taken[field.name] = params.real(field.name, default=usual, low=-_LARGEST, high=_LARGEST)
+        elif type(usual) is str and usual.isprintable():
+            taken[field.name] = params.text(field.name, default=usual, longest=200)
+    return taken
+
+
+@contextlib.contextmanager
+def _contained() -> Iterator[None]:
+    """Some generators and scorers print, and what they print may be a stranger's text; one keeps all that it made."""
+    with contextlib.redirect_stdout(io.StringIO()), boards_let_go():
+        yield
+
+
+def _depth(text: str) -> int:
+    depth = most = 0
+    for char in text:
+        depth += (char in "[{(") - (char in "]})")
+        most = max(most, depth)
+    return most

@@ -1,0 +1,104 @@
+r"""`math`: problems from a file whose exact answers math-verify compares, so that 1/2, 0.5 and \frac{2}{4} are one answer.
+
+Only its LaTeX reader is used, which builds expressions with a grammar; its reader of plain expressions hands text to
+Python and is left out. No signals are set, so it works in any thread; time is bounded by what may be asked of sympy.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from echo_node.contract import extraction
+from echo_node.contract.api import Contract, Params, Prompt, Score
+from echo_node.contract.builtin import plain_latex
+from echo_node.contract.builtin.problems import SAMPLE, SAMPLE_HASH, read_problems
+from echo_node.contract.luck import random_from
+from echo_node.errors import ContractError
+
+RELEASE: Final = "0.9.0"
+_INSTALL: Final = "pip install 'echo-node[math]'"
+_AROUND: Final = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+
+
+class Math(Contract):
+    """Parameters: `data`, the name of a file of JSON lines in the data folder (a sample unless given), and `blake3`, its
+    hash; `way`, where the answer stands (boxed unless given); `chat`, whether the model's chat template is used.
+    """
+
+    name = "math"
+    version = "1"
+
+    def configure(self, params: Params) -> None:
+        data = params.text("data", default=SAMPLE, longest=100)
+        pinned = params.text("blake3", default=SAMPLE_HASH if data == SAMPLE else "", longest=64)
+        self.way = params.choice("way", *extraction.WAYS, default="boxed")
+        self.chat = params.flag("chat", default=False)
+        self._parser, self._grader = _library()
+        self.problems = read_problems(data, pinned)
+
+    def prompt(self, key: bytes) -> Prompt:
+        problem = random_from(key).choice(self.problems)
+        asking, data = extraction.asking(self.way), {"answer": problem.answer}
+        if self.chat:
+            return Prompt(problem.text, data, system=asking, chat=True)
+        return Prompt(f"{problem.text}\n{asking}\n", data)
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        answer = extraction.extract(completion, self.way)
+        if answer is None:
+            return Score(0.0, "there is no answer")
+        wanted, said = prompt.data["answer"], _bare(answer)
+        if said == _bare(wanted):
+            return Score(1.0, f"{said!r} is exact")
+        if trouble := plain_latex.trouble_with(said, wanted):
+            return Score(0.0, f"{said[:80]!r} was not compared: {trouble}")
+        if self._equal(wanted, said):
+            return Score(1.0, f"{said!r} equals {wanted!r}")
+        return Score(0.0, f"{said!r} is not {wanted!r}")
+
+    def answer(self, prompt: Prompt) -> str:
+        return extraction.written(prompt.data["answer"], self.way)
+
+    def _equal(self, wanted: str, said: str) -> bool:
+        gold, told = self._read(_bare(wanted)), self._read(said)
+        if not gold or not told:
+            return False
+        return bool(self._grader.verify(gold, told, timeout_seconds=None))
+
+    def _read(self, latex: str) -> list[Any]:
+        config = [self._parser.LatexExtractionConfig(boxed_match_priority=-1)]
+        read: list[Any] = self._parser.parse(
+            f"${latex}$",
+            config,
+            fallback_mode="no_fallback",
+            extraction_mode="first_match",
+            parsing_timeout=None,
+        )
+        return read
+
+
+def _bare(text: str) -> str:
+    """The mathematics without the signs around it, on one line."""
+    bare = " ".join(text.split())
+    for start, end in _AROUND:
+        if bare.startswith(start) and bare.endswith(end) and len(bare) >= len(start) + len(end):
+            return bare[len(start) : len(bare) - len(end)].strip()
+    return bare.removesuffix(".").rstrip()
+
+
+def _library() -> tuple[Any, Any]:
+    """math-verify's parser and grader, of the one release that all machines compare with."""
+    try:
+        found = version("math-verify")
+        from math_verify import grader, parser  # noqa: PLC0415 -- brings sympy, which most runs never need
+    except (PackageNotFoundError, ModuleNotFoundError) as error:
+        missing = getattr(error, "name", None) or "math-verify"
+        raise ContractError(f"this contract needs {missing}, which is not here", advice=_INSTALL) from error
+    if found != RELEASE:
+        raise ContractError(
+            f"math-verify {found} is here, {RELEASE} is what runs compare with", advice=_INSTALL
+        )
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that nobody sets an alarm
+    return parser, grader
