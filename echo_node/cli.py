@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from echo_node import __version__, contract_cli, engines_cli, program, verifier_cli, weights_cli
+from echo_node import __version__, contract_cli, doctor_cli, engines_cli, program, verifier_cli, weights_cli
 from echo_node.program import INTERRUPTED
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.add_typer(contract_cli.app, name="contract")
 app.add_typer(weights_cli.app, name="weights")
 app.add_typer(verifier_cli.app, name="verifier")
 app.command()(engines_cli.engines)
+app.command()(doctor_cli.doctor)
 
 
 def _print_version(asked: bool) -> None:
