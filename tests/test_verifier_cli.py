@@ -71,6 +71,7 @@ def test_rows_for_programs_carry_figures_tolerance_and_who_was_caught(shown):
     assert rows[0]["logprob_gap"] > rows[1]["logprob_gap"] > 0
 
 
+@pytest.mark.slow
 def test_a_class_that_cannot_run_is_said_beside_those_that_can(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "llama_cpp", None)  # as if it were not installed
     done = invoke(*SMALL, "--engine", "torch/f32", "--out", tmp_path, "--json")

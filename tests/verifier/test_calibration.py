@@ -114,6 +114,7 @@ def test_claims_carry_the_luck_of_their_own_slot_and_completion(task, narrow):
         assert np.array_equal(claim.prompt, first.prompt)
 
 
+@pytest.mark.slow
 def test_a_wide_class_is_contrasted_with_other_temperatures_and_gets_a_smaller_share(judge):
     """Weights of other values under the same name: an engine that is far off without being forged."""
     task = Task.of(embedded.folder(), completions=16, tokens=24, temperature=1.0)

@@ -18,6 +18,7 @@ REASONS = {
     "q4 as f16": {"token-out-of-reach", "luck-not-its-own", "wrong-logprobs"},
 }
 REPLAY = {"token-out-of-reach", "luck-not-its-own"}
+REASONS["edited"] = REPLAY | {"malformed"}  # where the only token was its end
 AT_ONCE = [name for name in FORGERS if name not in COUNTED_SLOWLY]
 
 
