@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -208,6 +209,7 @@ class Report:
         mine, other = median_times(pairs)
         ratio = median_ratio(pairs)
         self.ratios[key] = round(ratio, 3)
+        print(f"{key}: {ratio:.3f}", file=sys.stderr, flush=True)  # whoever breaks it off keeps what is done
         self.table.add_row(
             what, f"{tokens / mine:,.0f}", peers_name, f"{tokens / other:,.0f}", f"{ratio:.2f}"
         )
