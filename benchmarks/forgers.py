@@ -61,7 +61,8 @@ def nudged(weights: Weights, share: float, seed: int = 0) -> dict[str, TensorByt
     moved = {}
     for name, tensor in weights.items():
         bits = np.frombuffer(tensor.data, "<u2").copy()
-        places = np.flatnonzero(luck.random(bits.size, np.float32) < share)
+        moves = (luck.random(bits.size, np.float32) < share) & (bits & 0x7FFF > 0)  # nothing lies below zero
+        places = np.flatnonzero(moves)
         bits[places] += luck.choice(np.array([1, 0xFFFF], np.uint16), places.size)
         moved[name] = dataclasses.replace(tensor, data=bits.tobytes())
     return moved
