@@ -25,6 +25,7 @@ from echo_node.contract import (
     prompt_of,
     score_of,
 )
+from echo_node.contract.jail.seat import Failed
 from echo_node.contract.sandbox import JailedContract, load_jailed, score_or_zero
 from echo_node.engine.base import SamplingLimits
 from echo_node.errors import ConfigError, PeerError, boundary
@@ -127,10 +128,13 @@ class Run:
 
     def scores(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score]:
         """What completions of a prompt are worth. One that its jailed scorer dies of is worth the least there is."""
+        return [score_or_zero(each, self.contract.low) for each in self.results(prompt, completions)]
+
+    def results(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score | Failed]:
+        """The same, with what failed as such: it may be this machine's fault."""
         texts = [(prompt, self.tokenizer.decode(ids, self.limits.end_tokens)) for ids in completions]
         if isinstance(self.contract, JailedContract):
-            found = self.contract.sandbox.scores(texts)
-            return [score_or_zero(each, self.contract.low) for each in found]
+            return self.contract.sandbox.scores(texts)
         return [score_of(self.contract, prompt, text) for prompt, text in texts]
 
     def close(self) -> None:

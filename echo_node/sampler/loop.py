@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from echo_node.engine.base import Engine, Update, no_news
-from echo_node.errors import ConfigError, DefectError, EngineError, PeerError
+from echo_node.errors import ConfigError, ContractError, DefectError, EngineError, PeerError, StoreError
 from echo_node.metrics import Rate
 from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
 from echo_node.net.inbox import Inbox
@@ -208,7 +208,7 @@ class SamplerLoop:
             try:
                 async with self._in_flight(head) as news:
                     sealed = await self._fill(head, range(slot, slot + self._slots), news)
-            except (PeerError, ProtocolError, EngineError) as error:
+            except (PeerError, ProtocolError, EngineError, ContractError, StoreError) as error:
                 log.warning(
                     "version %d could not be sampled, waiting for the next: %s", head.message.version, error
                 )

@@ -33,6 +33,8 @@ class Breach:
 
     reason: str
     what: str
+    sure: bool = True
+    """Whether it is the peer's doing; else the verdict is that there is none."""
 
 
 class Bands:

@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 
 from echo_node.admission import Admitted
+from echo_node.contract import Score
+from echo_node.contract.jail.seat import Failed
 from echo_node.engine.base import Engine, Ids, SamplingLimits
 from echo_node.errors import ContractError
 from echo_node.run import Run
@@ -103,10 +105,17 @@ class Judge:
     def _reward(self, admitted: Admitted, completions: Sequence[Completion], found: Evidence) -> Finding:
         """Only what was honestly sampled is worth the risk of scoring it."""
         try:
-            scores = self._run.scores(admitted.prompt, [completion.ids for completion in completions])
+            results = self._run.results(admitted.prompt, [completion.ids for completion in completions])
         except ContractError as error:
-            return Finding(Breach("no-reward", f"the contract fails on it: {error.what}"), found, None)
-        rewards = [score.value for score in scores]
+            return Finding(
+                Breach("not-scored", f"the contract fails here: {error.what}", sure=False), found, None
+            )
+        failed = next((each for each in results if isinstance(each, Failed)), None)
+        if failed is not None:  # by the text, or by this machine: nobody is condemned for it
+            return Finding(
+                Breach("not-scored", f"the contract fails here: {failed.reason}", sure=False), found, None
+            )
+        rewards = [each.value for each in results if isinstance(each, Score)]
         for completion, reward in zip(completions, rewards, strict=True):
             if abs(reward - completion.reward) > REWARD_SLACK:
                 what = f"a reward of {completion.reward:g} is claimed, and the contract gives {reward:g}"

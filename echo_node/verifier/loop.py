@@ -140,8 +140,8 @@ class VerifierLoop:
         async for message in groups:
             for envelope in read_batch(message.data):
                 judged = self._admission.judge(envelope)
-                if isinstance(judged, Admitted):
-                    self._take(judged)
+                if isinstance(judged, Admitted) and judged.group.message.engine in self._bands:
+                    self._take(judged)  # a trainer may let in whom the manifest does not know
 
     def _take(self, admitted: Admitted) -> None:
         group = admitted.group.message
@@ -159,7 +159,7 @@ class VerifierLoop:
             admitted, lot = chosen
             try:
                 finding = await run_stoppable(partial(self._find, admitted))
-            except (EngineError, StoreError) as error:
+            except (ContractError, EngineError, StoreError) as error:
                 log.warning("a group could not be looked at: %s", error)
                 self.results["not looked at"] += 1
                 continue
@@ -206,7 +206,7 @@ class VerifierLoop:
         sampler, now, breach = admitted.group.signer, self._clock(), finding.breach
         if breach is None:
             self.trust.honest(sampler, now)
-        else:
+        elif breach.sure:
             self.trust.condemned(sampler, breach.reason, now)
             self._suspicion.forget(sampler)
             log.info("a group is dishonest (%s): %s", breach.reason, breach.what)
@@ -217,7 +217,7 @@ class VerifierLoop:
             group=admitted.group.id,
             note="" if breach is None else one_line(breach.what)[: limits.TEXT_BYTES // 4],
             reason="honest" if breach is None else breach.reason,
-            result="honest" if breach is None else "dishonest",
+            result="honest" if breach is None else "dishonest" if breach.sure else "undecided",
         )
         sealed = seal(verdict, self._identity, self._run.id)
         self._unsent = [*self._unsent, sealed][-UNSENT:]

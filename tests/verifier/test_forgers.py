@@ -71,7 +71,7 @@ def test_what_was_honestly_drawn_under_another_name_is_not_its_own(small):
 def test_no_reward_is_computed_for_what_was_not_honestly_drawn(small, monkeypatch):
     forged = [small.admit(FORGERS["own luck"](small, slot)) for slot in range(3)]
     scored = []
-    monkeypatch.setattr(type(small.run), "scores", lambda *_: scored.append(1))
+    monkeypatch.setattr(type(small.run), "results", lambda *_: scored.append(1))
     assert all(small.find(group).breach for group in forged)
     assert not scored
 
@@ -88,3 +88,14 @@ def test_on_smollm2_the_honest_are_never_refused(real):
 def test_on_smollm2_a_forger_is_found_out_by_its_first_group(name, real):
     found = verdicts(real, FORGERS[name], range(3))
     assert set(found) <= REASONS.get(name, REPLAY), found
+
+
+def test_nobody_is_condemned_where_the_contract_fails_here(small, monkeypatch):
+    from echo_node.contract.jail.seat import Failed
+
+    admitted = small.admit(honest(small, 1))
+    monkeypatch.setattr(
+        type(small.run), "results", lambda _run, _prompt, rows: [Failed("it took too long")] * len(rows)
+    )
+    breach = small.find(admitted).breach
+    assert (breach.reason, breach.sure) == ("not-scored", False)
