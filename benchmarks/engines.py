@@ -37,7 +37,7 @@ from echo_node.engine.local import LocalEngine
 GROUP = 16
 PROMPT = 32
 CLASSES = ("torch/f32", "llama/f32", "llama/f16", "llama/bf16", "llama/q8_0")
-SHORTEST, LONGEST, MIXED, MIXED_ROWS = 16, 512, 32, 8
+SHORTEST, LONGEST, MIXED, MIXED_ROWS = 16, 512, 64, 16
 HEAD, NEXT = b"h" * 32, b"n" * 32
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -24,6 +24,7 @@ from echo_node.engine.base import Change, Ids, TensorBytes
 from echo_node.engine.columns import Columns
 from echo_node.engine.draws import Logits
 from echo_node.engine.fitting import check_fits
+from echo_node.engine.lying import lay_by_columns, put_at
 from echo_node.errors import EngineError, boundary
 
 DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -87,11 +88,9 @@ class TorchDecoder:
         """Copy elements in, live at once."""
         for change in changes:
             weight = self._weights[change.tensor]
-            if not weight.is_contiguous():
-                raise EngineError(f"the weights {change.tensor} do not lie in one piece")
             values = _values(change.values, self._kinds[change.tensor])
             positions = torch.from_numpy(change.positions).to(weight.device)
-            weight.view(-1)[positions] = values.to(weight.device, weight.dtype)
+            put_at(weight, positions, values.to(weight.device, weight.dtype))
 
     def make_room(self, rows: int, length: int) -> None:
         """Be ready for so many rows of so many positions. The memory is taken when the first is filled."""
@@ -212,6 +211,7 @@ def _build(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrained
     model.to(device)  # type: ignore[arg-type] # its decorator hides what it takes
     model.eval()  # type: ignore[no-untyped-call]
     model.requires_grad_(requires_grad=False)
+    lay_by_columns(model)
     return model
 
 
