@@ -34,10 +34,16 @@ class SampledCompletion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrainingGroup:
-    """One prompt and all that was sampled from it."""
+    """One prompt and all that was sampled from it.
+
+    `current` says that the version which sampled it is the one that is trained, `sigma` how far log-probabilities of
+    its engine class spread from the trainer's own.
+    """
 
     prompt_ids: Sequence[int] | NDArray[np.integer]
     completions: Sequence[SampledCompletion]
+    current: bool = False
+    sigma: float = 0.0
 
 
 class Branch(NamedTuple):
@@ -47,13 +53,17 @@ class Branch(NamedTuple):
     targets: list[int]
     mu: NDArray[np.floating]
     advantage: float
+    current: bool
+    sigma: float
 
 
 class Row:
     """The tree of one prompt and some completions of its group, its places in the order of growth."""
 
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, prompt_ids: Sequence[int], *, current: bool = False, sigma: float = 0.0) -> None:
         self.ids = list(prompt_ids)
+        self._current = current
+        self._sigma = sigma
         self.parents = list(range(-1, len(self.ids) - 1))
         self.positions = list(range(len(self.ids)))
         self.branches: list[Branch] = []
@@ -75,7 +85,7 @@ class Row:
                 self.ids.append(token)
                 self.parents.append(parent)
                 self.positions.append(position)
-        self.branches.append(Branch(sources, list(ids), mu, advantage))
+        self.branches.append(Branch(sources, list(ids), mu, advantage, self._current, self._sigma))
 
     def sight(self) -> NDArray[np.bool_]:
         """Who sees whom, [places, places]: each its ancestors and itself."""
@@ -90,7 +100,8 @@ class PackedRows:
     """R rows of L places, and the B completions of at most T tokens that they hold.
 
     `ids` and `position_ids` are [R, L], `attention` is [R, 1, L, L] and added to the scores; `sources`, the
-    flat place that each token is predicted from, `targets`, `mu` and `mask` are [B, T]; `advantage` is [B].
+    flat place that each token is predicted from, `targets`, `mu` and `mask` are [B, T]; `advantage`, `current` and
+    `sigma` are [B].
     """
 
     ids: Tensor
@@ -101,6 +112,8 @@ class PackedRows:
     mu: Tensor
     mask: Tensor
     advantage: Tensor
+    current: Tensor
+    sigma: Tensor
 
 
 def rows_of(group: TrainingGroup, advantages: Sequence[float], row_tokens: int) -> Iterator[Row]:
@@ -108,13 +121,13 @@ def rows_of(group: TrainingGroup, advantages: Sequence[float], row_tokens: int) 
     prompt_ids: list[int] = np.asarray(group.prompt_ids).tolist()
     if not prompt_ids:
         raise DefectError("a group came to training without a prompt")
-    row = Row(prompt_ids)
+    row = Row(prompt_ids, current=group.current, sigma=group.sigma)
     for (ids, mu, _), advantage in zip(group.completions, advantages, strict=True):
         if len(ids) != len(mu) or not np.isfinite(mu).all():
             raise DefectError("a completion came to training without one log-probability for each token")
         if row.branches and len(row) + len(ids) - 1 > row_tokens:
             yield row
-            row = Row(prompt_ids)
+            row = Row(prompt_ids, current=group.current, sigma=group.sigma)
         row.grow(np.asarray(ids).tolist(), mu, advantage)
     if row.branches:
         yield row
@@ -151,6 +164,8 @@ def pack(rows: Sequence[Row], device: torch.device) -> PackedRows:
         sources[nth, drawn] += number * places
         targets[nth, drawn], mu[nth, drawn], mask[nth, drawn] = branch.targets, branch.mu, True
     advantage = np.array([branch.advantage for _, branch in branches], np.float32)
+    current = np.array([branch.current for _, branch in branches], np.bool_)
+    sigma = np.array([branch.sigma for _, branch in branches], np.float32)
     attention = np.where(seen, np.float32(0.0), np.float32(UNSEEN))[:, None]
 
     def there(array: NDArray[np.generic]) -> Tensor:
@@ -165,4 +180,6 @@ def pack(rows: Sequence[Row], device: torch.device) -> PackedRows:
         mu=there(mu),
         mask=there(mask),
         advantage=there(advantage),
+        current=there(current),
+        sigma=there(sigma),
     )

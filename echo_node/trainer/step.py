@@ -9,17 +9,22 @@ staleness: what it is given has been admitted.
 from __future__ import annotations
 
 import copy
+import dataclasses
+import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Final, Literal
 
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
+from blake3 import blake3
+from torch import Tensor, nn
 
-from echo_node.errors import DefectError
-from echo_node.trainer.grpo import GrpoLoss, GrpoSettings, GrpoTally, advantages, grpo_loss
+from echo_node.errors import ConfigError, DefectError, boundary
+from echo_node.trainer.checkpoint import Checkpoint
+from echo_node.trainer.grpo import GrpoLoss, GrpoSettings, GrpoTally, advantages, grpo_loss, teaches
+from echo_node.trainer.masters import Masters
 from echo_node.trainer.packing import (
     PackedRows,
     Row,
@@ -29,14 +34,14 @@ from echo_node.trainer.packing import (
     pack,
     rows_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from torch import Tensor
+from echo_node.trainer.policy import Policy, best_device, open_model
+from echo_node.trainer.shards import Whole
 
 __all__ = ["SampledCompletion", "StepFigures", "StepSettings", "TrainStep", "TrainingGroup"]
+
+SETTINGS, RANDOM, REFERENCE = "settings", "random", "reference"
+NOTHING_RANDOM: Final = "nothing"
+"""What a checkpoint's note says of the state of random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class StepSettings:
     vocab_size          the softmax is over this many first ids; 0: over all that the model has
     row_tokens          completions of a group share a row, and the prompt in it, up to this length
     micro_batch_tokens  rows are run together up to this many tokens, padding included
+    gradient_checkpointing  keep only what enters each block of the model, and compute the rest again going backward
+    mixed_precision     "auto": multiply in bf16 where the device is made for it; "off": float32 everywhere
     """
 
     learning_rate: float = 2e-4
@@ -64,6 +71,8 @@ class StepSettings:
     vocab_size: int = 0
     row_tokens: int = 256
     micro_batch_tokens: int = 1024
+    gradient_checkpointing: bool = False
+    mixed_precision: Literal["auto", "off"] = "auto"
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
 
     def __post_init__(self) -> None:
@@ -74,6 +83,10 @@ class StepSettings:
             raise ValueError("warm_up, weight_decay and vocab_size must not be negative")
         if min(self.row_tokens, self.micro_batch_tokens) < 1:
             raise ValueError("row_tokens and micro_batch_tokens must be at least 1")
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas are {self.betas}, and must be from 0 to below 1")
+        if self.mixed_precision not in {"auto", "off"}:
+            raise ValueError(f"mixed_precision is 'auto' or 'off', not {self.mixed_precision!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,55 +106,97 @@ class TrainStep:
     """The policy in training: masters, optimiser and, as `version`, the number of steps taken.
 
     It sets torch's number of threads, which is the whole process's: a trainer has a process of its own.
+    Where `shards` spreads the weights over processes, each has one of these and all are called alike.
     """
 
     def __init__(
-        self, model_folder: Path, settings: StepSettings, *, threads: int, device: str = "auto"
+        self,
+        model_folder: Path,
+        settings: StepSettings,
+        *,
+        threads: int,
+        device: str = "auto",
+        shards: Whole | None = None,
     ) -> None:
         torch.set_num_threads(threads)
-        disable_progress_bar()  # type: ignore[no-untyped-call]
         self.settings = settings
         self.version = 0
-        self._device = torch.device(_best_device() if device == "auto" else device)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            model_folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        self._device = torch.device(best_device() if device == "auto" else device)
+        self._shards = shards or Whole()
+        model = open_model(model_folder, self._device, recompute=settings.gradient_checkpointing)
+        self._policy = Policy(
+            model,
+            settings.vocab_size,
+            settings.temperature,
+            narrow=settings.mixed_precision == "auto" and self._device.type == "cuda",
         )
-        model.to(self._device).eval()  # dropout would move π_θ away from μ
+        self._reference, self._reference_hash = None, ""
+        if settings.grpo.kl:
+            _round(model)
+            self._reference_hash = _hash_of(model)
+            self._reference = copy.deepcopy(self._policy).requires_grad_(requires_grad=False)
+            self._shards.spread(self._reference, self._reference.layers())
+        self._shards.spread(self._policy, self._policy.layers())
         # Tied weights have one name here. The model always holds the rounded masters.
         self._weights: dict[str, nn.Parameter] = dict(sorted(model.named_parameters()))
-        self._masters = {name: weight.detach().clone() for name, weight in self._weights.items()}
-        self._round_masters()
-        vocab_size = settings.vocab_size or model.config.vocab_size
-        self._policy = _Policy(
-            model.base_model, model.get_output_embeddings(), vocab_size, settings.temperature
-        )
-        self._reference = copy.deepcopy(self._policy) if settings.grpo.kl else None
-        self._optimiser = torch.optim.AdamW(
-            list(self._masters.values()),
-            lr=settings.learning_rate,
+        self._masters = Masters(
+            self._weights,
+            self._shards,
             betas=settings.betas,
-            eps=settings.epsilon,
+            epsilon=settings.epsilon,
             weight_decay=settings.weight_decay,
-            fused=True,
         )
 
     def published(self) -> dict[str, Tensor]:
         """The weights as the world sees them: bf16, by their Hugging Face names, sorted, tied ones once."""
-        return {name: master.bfloat16().cpu() for name, master in self._masters.items()}
+        return self._masters.published()
+
+    def checkpoint(self) -> Checkpoint:
+        """All that decides the next bits. It is a copy: training may go on while it is written."""
+        notes = {SETTINGS: json.dumps(_told(self.settings), sort_keys=True), RANDOM: NOTHING_RANDOM}
+        if self._reference is not None:
+            notes[REFERENCE] = self._reference_hash
+        return Checkpoint(self.version, self._masters.tensors(), notes)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, bit for bit as it would have. What does not fit is refused, and changes nothing.
+
+        Tensors and notes that somebody else has added are passed over.
+        """
+        _check_settings(checkpoint.notes.get(SETTINGS, ""), self.settings)
+        if checkpoint.notes.get(RANDOM) != NOTHING_RANDOM:
+            raise ConfigError("the checkpoint has random numbers under way, of which this node knows nothing")
+        if checkpoint.notes.get(REFERENCE, "") != self._reference_hash:
+            raise ConfigError(
+                "the checkpoint measures its divergence from another model than this run begins with"
+            )
+        self._masters.check(checkpoint.tensors)
+        self._masters.load(checkpoint.tensors)
+        self.version = checkpoint.step
+
+    def adopt(self, published: Mapping[str, Tensor], *, version: int | None = None) -> int:
+        """Go on from what was published, at that version: masters that round to it stay, others become it.
+
+        The optimiser's moments stay as they are. Returns how many weights were changed.
+        """
+        changed = int(self._shards.sum([float(self._masters.adopt(published))])[0])
+        if version is not None:
+            self.version = version
+        return changed
 
     def step(self, batch: Sequence[TrainingGroup]) -> StepFigures:
         """Learn from one batch, once."""
         rewards = [reward for group in batch for _, _, reward in group.completions]
         if not rewards:
             raise DefectError("a step was asked of a batch without a single completion")
+        skipped = sum(len(group.completions) for group in batch if not self._teaches(group))
         tally, total, weight = self._backward([row for group in batch for row in self._rows(group)])
+        tally += GrpoTally(completions=skipped, skipped=skipped)
         rate = self.settings.learning_rate * min(1.0, (self.version + 1) / max(self.settings.warm_up, 1))
-        norm = self._scale_gradient(weight)
+        norm = self._masters.take_gradient(max(weight, 1), self.settings.gradient_norm)
         updated = weight > 0 and math.isfinite(norm)
         if updated:
-            self._optimiser.param_groups[0]["lr"] = rate
-            self._optimiser.step()
-            self._round_masters()
+            self._masters.update(rate)
             self.version += 1
         return StepFigures(
             version=self.version,
@@ -153,8 +208,12 @@ class TrainStep:
             tally=tally,
         )
 
+    def _teaches(self, group: TrainingGroup) -> bool:
+        rewards = [reward for _, _, reward in group.completions]
+        return bool(rewards) and teaches(rewards, self.settings.grpo)
+
     def _rows(self, group: TrainingGroup) -> list[Row]:
-        if not group.completions:
+        if not self._teaches(group):
             return []
         worth = advantages([reward for _, _, reward in group.completions], self.settings.grpo.advantage)
         return list(rows_of(group, worth, self.settings.row_tokens))
@@ -164,18 +223,21 @@ class TrainStep:
         for parameter in self._weights.values():
             parameter.grad = None
         tally, total, weight = GrpoTally(), 0.0, 0
-        for together in micro_batches(rows, self.settings.micro_batch_tokens):
+        pieces = list(micro_batches(rows, self.settings.micro_batch_tokens))
+        for together, counts in self._shards.share(pieces):
             part = self._loss(pack(together, self._device))
-            torch.autograd.backward(part.total)
-            tally, total, weight = tally + part.tally, total + part.total.item(), weight + part.weight
-        return tally, total, weight
+            torch.autograd.backward(part.total if counts else 0.0 * part.total)
+            if counts:
+                tally, total, weight = tally + part.tally, total + part.total.item(), weight + part.weight
+        total, divisor, *sums = self._shards.sum([total, weight, *dataclasses.astuple(tally)])
+        return GrpoTally.of(sums), total, int(divisor)
 
     def _loss(self, packed: PackedRows) -> GrpoLoss:
-        log_probs, entropies = self._policy.look_back(packed)
+        log_probs, entropies = self._policy(packed)
         reference = None
         if self._reference is not None:
             with torch.no_grad():
-                reference, _ = self._reference.look_back(packed)
+                reference, _ = self._reference(packed)
         return grpo_loss(
             self.settings.grpo,
             log_probs=log_probs,
@@ -183,47 +245,42 @@ class TrainStep:
             mu=packed.mu,
             mask=packed.mask,
             advantage=packed.advantage,
+            current=packed.current,
+            sigma=packed.sigma,
             reference=reference,
         )
 
-    def _scale_gradient(self, weight: int) -> float:
-        """Hand the mean gradient over to the masters, and return its length before it was shortened."""
-        for name, parameter in self._weights.items():
-            self._masters[name].grad = None if parameter.grad is None else parameter.grad.div_(max(weight, 1))
-        norm = nn.utils.clip_grad_norm_(list(self._masters.values()), self.settings.gradient_norm)
-        return float(norm)
 
-    @torch.no_grad()
-    def _round_masters(self) -> None:
-        for name, master in self._masters.items():
-            self._weights[name].copy_(master.bfloat16())
+def _told(settings: StepSettings) -> dict[str, Any]:
+    """Every number of the step by its name, those of the loss beside those of the optimiser."""
+    told = dataclasses.asdict(settings)
+    return json.loads(json.dumps(told | told.pop("grpo")))  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True, slots=True)
-class _Policy:
-    """A model as a distribution over the first `vocab_size` ids, at the samplers' temperature."""
-
-    body: nn.Module
-    head: nn.Module
-    vocab_size: int
-    temperature: float
-
-    def look_back(self, packed: PackedRows) -> tuple[Tensor, Tensor]:
-        """The log-probability of each sampled token, and the entropy at its place, both [B, T]."""
-        states: Tensor = self.body(
-            input_ids=packed.ids,
-            position_ids=packed.position_ids,
-            attention_mask=packed.attention,
-            use_cache=False,
-        ).last_hidden_state
-        # Only what predicts a sampled token goes through the vocabulary.
-        predicting = states.flatten(0, 1)[packed.sources[packed.mask]]
-        every = torch.log_softmax(self.head(predicting)[:, : self.vocab_size] / self.temperature, dim=-1)
-        log_probs, entropies = every.new_zeros(packed.mask.shape), every.new_zeros(packed.mask.shape)
-        log_probs[packed.mask] = every.gather(1, packed.targets[packed.mask][:, None]).squeeze(1)
-        entropies[packed.mask] = -(every.exp() * every).sum(dim=-1)
-        return log_probs, entropies
+def _check_settings(written: str, settings: StepSettings) -> None:
+    """A number that the checkpoint does not name had its default: the node that wrote it did not have it yet."""
+    with boundary(ConfigError, "reading the settings of a checkpoint"):
+        before = _told(StepSettings()) | dict(json.loads(written))
+    now = _told(settings)
+    apart = [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    if apart:
+        told = ", ".join(f"{name} {before.get(name)!r} (now {now.get(name)!r})" for name in apart)
+        raise ConfigError(
+            f"the checkpoint was made with other settings: {told}",
+            advice="resume it with those it was made with",
+        )
 
 
-def _best_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+@torch.no_grad()
+def _round(model: nn.Module) -> None:
+    for weight in model.parameters():
+        weight.copy_(weight.bfloat16())
+
+
+def _hash_of(model: nn.Module) -> str:
+    hashed = blake3()
+    for name, weight in sorted(model.named_parameters()):
+        hashed.update(name.encode()).update(
+            weight.detach().bfloat16().view(torch.int16).cpu().numpy().tobytes()
+        )
+    return hashed.hexdigest()

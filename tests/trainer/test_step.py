@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -114,7 +115,7 @@ def test_what_is_published_is_the_rounded_masters_and_what_the_forward_pass_sees
     published = step.published()
     assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
     moved = 0
-    for name, master in step._masters.items():
+    for name, master in step._masters.parts.items():
         assert master.dtype == torch.float32
         assert torch.equal(published[name], master.to(torch.bfloat16))
         assert torch.equal(step._weights[name], published[name].float())
@@ -127,7 +128,7 @@ def test_importance_weights_are_one_when_the_samplers_weights_are_the_trainers(b
     rows = [row for group in batch for row in step._rows(group)]
     for together in micro_batches(rows, 64):
         packed = pack(together, CPU)
-        log_probs, _ = step._policy.look_back(packed)
+        log_probs, _ = step._policy(packed)
         weights = (log_probs - packed.mu).exp()[packed.mask]
         assert (weights - 1.0).abs().max() < 1e-4
     tally = step.step(batch).tally
@@ -144,7 +145,7 @@ def test_the_temperature_and_the_vocabulary_of_the_samplers_are_the_trainers():
 
     step = new_step(vocab_size=13)
     packed = pack(step._rows(batch[0]), CPU)
-    log_probs, _ = step._policy.look_back(packed)
+    log_probs, _ = step._policy(packed)
     ids, _, _ = batch[0].completions[0]
     with torch.no_grad():
         logits = plain_model()(torch.tensor([[*batch[0].prompt_ids, *ids]])).logits[0, 6:-1, :13]
@@ -157,7 +158,7 @@ def test_every_completion_has_the_log_probabilities_that_it_has_alone():
     for group in ragged_batch():
         row, *others = rows_of(group, [0.0] * len(group.completions), row_tokens=10_000)
         packed = pack([row], CPU)
-        log_probs, entropies = step._policy.look_back(packed)
+        log_probs, entropies = step._policy(packed)
         assert not others
         for nth, (ids, _, _) in enumerate(group.completions):
             with torch.no_grad():
@@ -186,6 +187,91 @@ def test_groups_of_many_lengths_together_give_the_gradient_that_they_give_one_by
         assert difference < 1e-5
 
 
+def whole_gradient(step, batch):
+    _, _, weight = step._backward([row for group in batch for row in step._rows(group)])
+    return torch.cat([w.grad.flatten() for w in step._weights.values()]) / weight
+
+
+def kept_bytes(step, batch):
+    """What a forward pass keeps for the way back."""
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    packed = pack([row for group in batch for row in step._rows(group)], CPU)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        log_probs, _ = step._policy(packed)
+    assert log_probs.requires_grad
+    return sum(kept.values())
+
+
+def test_computing_again_what_was_not_kept_gives_the_same_gradient_and_keeps_less():
+    batch = ragged_batch()
+    plain, again = new_step(), new_step(gradient_checkpointing=True)
+    ours, theirs = whole_gradient(plain, batch), whole_gradient(again, batch)
+    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-6)
+    assert ours.abs().max() > 1e-2
+    assert kept_bytes(again, batch) < kept_bytes(plain, batch) / 2
+    assert plain.step(batch).loss == pytest.approx(again.step(batch).loss, abs=1e-6)
+
+
+def test_nothing_drops_out_where_what_was_not_kept_is_computed_again():
+    step = new_step(gradient_checkpointing=True)
+    training = {type(module).__name__ for module in step._policy.modules() if module.training}
+    assert training == {"Policy", "Qwen3DecoderLayer"}  # these drop nothing themselves
+
+
+def test_on_a_cpu_all_is_in_full_precision_and_where_asked_in_half():
+    batch = ragged_batch()
+    auto, off = new_step(), new_step(mixed_precision="off")
+    assert torch.equal(whole_gradient(auto, batch), whole_gradient(off, batch))
+    packed = pack([row for group in batch for row in off._rows(group)], CPU)
+    exact, _ = off._policy(packed)
+    off._policy._narrow = True  # as on a device that is made for it
+    narrow, entropies = off._policy(packed)
+    assert (narrow.dtype, entropies.dtype) == (torch.float32, torch.float32)
+    assert 1e-4 < (narrow - exact).abs().max() < 0.5
+    slope = whole_gradient(off, batch)
+    ours = whole_gradient(auto, batch)
+    assert 0 < (slope - ours).norm() < 0.1 * ours.norm()
+
+
+def test_groups_of_equal_rewards_are_left_out_where_that_is_asked():
+    batch = ragged_batch()
+    equal = [
+        TrainingGroup(group.prompt_ids, [each._replace(reward=0.3) for each in group.completions])
+        for group in ragged_batch(seed=1)
+    ]
+    kept, left = (new_step(grpo=GrpoSettings(zero_advantage=way)) for way in ("keep", "skip"))
+    assert not torch.equal(whole_gradient(kept, batch + equal), whole_gradient(kept, batch))
+    # In the batch one group has one completion, and so no rewards that differ.
+    assert torch.equal(whole_gradient(left, batch + equal), whole_gradient(left, batch[1:]))
+    tally = left.step(batch + equal).tally
+    assert (tally.completions, tally.skipped) == (42, 22)
+    figures = left.step(equal)
+    assert (figures.updated, figures.version, figures.tally.skipped) == (False, 1, 21)
+    assert kept.step(equal).updated
+
+
+def test_only_groups_of_this_version_are_held_to_its_engine_class(batch):
+    off = [
+        dataclasses.replace(
+            group, completions=[each._replace(mu=each.mu - 0.05) for each in group.completions]
+        )
+        for group in batch
+    ]
+
+    def mistrusted(**told):
+        step = new_step(grpo=GrpoSettings(geometric=True))
+        return step.step([dataclasses.replace(group, **told) for group in off]).tally.mistrusted
+
+    assert mistrusted(current=False) == 0
+    assert mistrusted(current=True) == 16
+    assert mistrusted(current=True, sigma=0.1) == 0
+
+
 def test_what_completions_have_in_common_takes_one_place():
     prompt, same_ids = np.array([10, 1, 2, 11]), np.array([2, 1, 12])
     completion = SampledCompletion(same_ids, np.zeros(3), 1.0)
@@ -211,7 +297,7 @@ def test_it_makes_the_better_answers_likelier_and_the_worse_ones_unlikelier(batc
 
     def answers():
         with torch.no_grad():
-            return step._policy.look_back(packed)[0].sum(dim=1)
+            return step._policy(packed)[0].sum(dim=1)
 
     before = answers()
     for _ in range(5):
@@ -241,8 +327,8 @@ def test_a_divergence_from_the_start_is_measured_against_the_start(batch):
     assert torch.equal(held._reference.head.weight, start["model.embed_tokens.weight"].float())
     packed = pack([row for group in batch for row in free._rows(group)], CPU)
     with torch.no_grad():
-        origin, _ = held._reference.look_back(packed)
-        gone = [(step._policy.look_back(packed)[0] - origin).abs().mean() for step in (held, free)]
+        origin, _ = held._reference(packed)
+        gone = [(step._policy(packed)[0] - origin).abs().mean() for step in (held, free)]
     assert gone[0] < gone[1]
 
 
@@ -271,6 +357,8 @@ def test_what_could_not_have_been_admitted_is_refused_before_anything_moves(grou
         {"warm_up": -1},
         {"row_tokens": 0},
         {"gradient_norm": float("nan")},
+        {"betas": (0.9, 1.0)},
+        {"mixed_precision": "half"},
     ],
 )
 def test_settings_without_sense_are_refused(wrong):

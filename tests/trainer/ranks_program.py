@@ -1,0 +1,111 @@
+"""What each rank of a test runs, by the name of a story. Only rank 0 writes, and before anything is torn down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+from safetensors.torch import save_file
+
+from echo_node import embedded
+from echo_node.errors import ConfigError, DefectError, EngineError
+from echo_node.trainer import ranks
+from echo_node.trainer.checkpoint import Checkpoint, newest_checkpoint, write_checkpoint
+from echo_node.trainer.grpo import GrpoSettings
+from echo_node.trainer.packing import SampledCompletion, TrainingGroup
+from echo_node.trainer.step import StepSettings
+
+SETTINGS = StepSettings(
+    learning_rate=2e-4, warm_up=5, micro_batch_tokens=64, row_tokens=32, grpo=GrpoSettings(kl=0.01)
+)
+
+
+def batch(seed, groups=6):
+    """Groups of many sizes and lengths, with claims that are off."""
+    draws, found = np.random.default_rng(seed), []
+    for size in range(1, groups + 1):
+        completions = []
+        for _ in range(size):
+            ids = draws.integers(0, 16, draws.integers(1, 10))
+            completions.append(SampledCompletion(ids, -draws.exponential(3.0, len(ids)), draws.random()))
+        found.append(TrainingGroup(draws.integers(0, 16, draws.integers(1, 12)), completions))
+    return found
+
+
+def follow(step, folder, steps):
+    """Half of the steps, a checkpoint through a file, the other half; then what was published, taken up again."""
+    figures = []
+    for number in range(int(steps)):
+        if number == int(steps) // 2:
+            write_checkpoint(folder, step.checkpoint())
+            step.step(batch(1000))
+            step.restore(newest_checkpoint(folder))
+        figures.append(step.step(batch(number)))
+    published = step.published()
+    save_file(published, folder / "published.safetensors")
+    told = [[each.loss, each.gradient_norm, each.tally.tokens, each.tally.clipped] for each in figures]
+    before = step.checkpoint().tensors
+    adopted = step.adopt(published), step.adopt(published, version=77), step.version
+    left = all(bool((before[name] == tensor).all()) for name, tensor in step.checkpoint().tensors.items())
+    (folder / "curve.json").write_text(json.dumps({"steps": told, "adopted": adopted, "left": left}))
+
+
+def refuse(step, folder):
+    """What cannot be done is refused on every rank, and all of them go on."""
+    refused = []
+    for wrong in (lambda: step.step([]), lambda: step.restore(Checkpoint(0, {})), lambda: step.adopt({})):
+        try:
+            wrong()
+        except (ConfigError, DefectError) as error:
+            refused.append(type(error).__name__)
+    after = step.step(batch(0)).updated
+    (folder / "refused.json").write_text(json.dumps([refused, after]))
+
+
+def lose(step, folder):
+    """The other rank is killed; what is asked next says so."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher ends us too, and we have something to write
+    step.step(batch(0))
+    for sibling in psutil.Process(os.getppid()).children():
+        if sibling.pid != os.getpid():
+            sibling.kill()
+            sibling.wait()
+    try:
+        step.step(batch(1))
+    except EngineError as error:
+        (folder / "error.txt").write_text(str(error))
+        raise
+
+
+def wait(_step, folder):
+    """Be there until somebody ends it."""
+    (folder / "ready").write_text(" ".join(str(each.pid) for each in psutil.Process(os.getppid()).children()))
+    signal.pause()
+
+
+def idle(step, folder):
+    """Say nothing for longer than a rank waits for another, as a trainer does that has no batch."""
+    threading.Event().wait(2.0 * ranks.DEADLINE_SECONDS)
+    (folder / "idle").write_text(str(step.step(batch(0)).updated))
+
+
+def main(folder, *stories):
+    ranks.STAY_SECONDS = 0.2  # between all that is told here, it is said that rank 0 is there
+    if "idle" in stories:
+        ranks.DEADLINE_SECONDS = 20.0
+    with ranks.open_step(embedded.folder(), SETTINGS, threads=1, device="cpu") as step:
+        for story in stories if step is not None else ():
+            name, *more = story.split(":")
+            {"follow": follow, "refuse": refuse, "lose": lose, "wait": wait, "idle": idle}[name](
+                step, folder, *more
+            )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
