@@ -1,7 +1,7 @@
 """One trial of a contract, in a process of its own: `python -m echo_node.contract.trial`, an order on standard input.
 
-It loads the contract, does what the order says step by step and tells each result as a line of JSON. It trusts the
-contract with nothing but this process, bounds that, and judges nothing: that is for `trying`.
+It loads the contract, closes the jail of the node around itself, does what the order says step by step and tells each
+result as a line of JSON. It judges nothing: that is for `trying`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any, Final, TextIO
 
 from echo_node.contract import hostile, watching
 from echo_node.contract.api import Contract, Prompt, prompt_of, score_of
-from echo_node.contract.registry import find, find_only, load
+from echo_node.contract.jail.enclosing import Bounds, Enclosure, code_paths
+from echo_node.contract.jail.serving import declared
+from echo_node.contract.registry import find, find_only
 from echo_node.errors import ContractError, EchoError, boundary
 
 MEMORY: Final = 4 * 2**30
@@ -32,12 +34,9 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)  # what the contract prints is no result
     os.dup2(nothing, 2)
-    _limit(int(order["seconds"]))
     _tell(out, doing="load")
     try:
-        name, version = order["name"], order["version"]
-        found = find(name, version) if version else find_only(name)
-        contract = load(name, found.version, order["params"]) if version else _made(found, order["params"])
+        contract, enclosure = _set_up(order)
     except EchoError as error:
         _tell(out, did="load", error=str(error))
         return
@@ -49,6 +48,7 @@ def main() -> None:
         low=contract.low,
         high=contract.high,
         about=(type(contract).__doc__ or "").strip(),
+        layers=[layer.name for layer in enclosure.layers if layer.active],
     )
     for step in order["steps"]:
         _tell(out, doing=step["name"])
@@ -56,6 +56,19 @@ def main() -> None:
             _tell(out, did=step["name"], **_ACTS[step["act"]](contract, step))
         except EchoError as error:
             _tell(out, did=step["name"], error=str(error))
+
+
+def _set_up(order: Mapping[str, Any]) -> tuple[Contract, Enclosure]:
+    """The contract, enclosed as the node encloses it: from its first prompt on it touches nothing."""
+    cpu_seconds = 2 * int(order["seconds"]) + 5  # the deadline that counts is the parent's
+    enclosure = Enclosure(Bounds(os.getppid(), MEMORY, cpu_seconds))
+    enclosure.before_import()
+    name, version = order["name"], order["version"]
+    found = find(name, version) if version else find_only(name)
+    contract = _made(found, order["params"])
+    with boundary(ContractError, f"enclosing the contract {found.name} {found.version}"):
+        enclosure.after_import([*code_paths(), *declared(contract)])
+    return contract, enclosure
 
 
 def _made(found: type[Contract], params: Mapping[str, object]) -> Contract:
@@ -66,23 +79,6 @@ def _made(found: type[Contract], params: Mapping[str, object]) -> Contract:
 def _tell(out: TextIO, **said: Any) -> None:
     out.write(json.dumps(said) + "\n")
     out.flush()
-
-
-def _limit(seconds: int) -> None:
-    """What the system can hold a process to. The deadline that counts is the parent's."""
-    try:
-        import resource  # noqa: PLC0415 -- not on every system
-    except ModuleNotFoundError:
-        return
-    for limit, most in (
-        (resource.RLIMIT_AS, MEMORY),
-        (resource.RLIMIT_CPU, 2 * seconds + 5),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        _, hard = resource.getrlimit(limit)
-        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(limit, (bound, hard))
 
 
 def own_answer(contract: Contract, prompt: Prompt) -> str:

@@ -1,7 +1,8 @@
 """Trying a contract as an adversary would: what `echo-node contract test` does, with a verdict for each point.
 
-Every trial runs in a process of its own, with a deadline, so that a bad contract costs its own trial and no more. This
-side never loads the contract: it gives orders to `trial`, compares what comes back and says what was found.
+Every trial runs in a process of its own, in the jail in which the node runs contracts, with a deadline, so that a bad
+contract costs its own trial and no more. This side never loads the contract: it gives orders to `trial`, compares what
+comes back and says what was found.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from echo_node.contract.hostile import TEXTS
+from echo_node.contract.jail.process import environment_for
 from echo_node.errors import ContractError, one_line
 
 SECONDS: Final = 30.0  # for one process
@@ -82,7 +85,7 @@ def try_contract(subject: Subject, *, seconds: float = SECONDS) -> list[Finding]
     third = run_trial(subject, [answers, watching, memory], hash_seed=4711, seconds=seconds)
     watched = third.steps.get("watched", {})
     return [
-        Finding("it works", PASSED, f"{first.about['name']} {first.about['version']}"),
+        Finding("it works", PASSED, _about(first.about)),
         _repeats(rows),
         _same("every process", first, second),
         _same("every hash seed", first, third),
@@ -163,12 +166,9 @@ def _in_a_process(
         "steps": list(steps),
         "seconds": seconds,
     }
-    environment = {
-        **os.environ,
-        "PYTHONHASHSEED": str(hash_seed),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
+    # Of ours little more than a jail gets: authors may keep what they try in a folder of their own.
+    folders = [Path(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    environment = {**environment_for(folders), "PYTHONHASHSEED": str(hash_seed)}
     with (
         tempfile.TemporaryDirectory(prefix="echo-contract-") as folder,
         subprocess.Popen(
@@ -215,6 +215,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         process.kill()
+
+
+def _about(told: Mapping[str, Any]) -> str:
+    layers = one_line(", ".join(told.get("layers", ()))) or "nothing: this system has no jail"
+    return f"{told['name']} {told['version']}, tried behind {layers}"
 
 
 def _of(trial: Trial, step: str) -> dict[str, Any] | None:

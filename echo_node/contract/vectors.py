@@ -1,7 +1,8 @@
 """Checks that a contract of this name is the contract that was meant, since a name is not code.
 
-A vector says: from this key comes the prompt of this hash, and this text then scores this much. The author of a
-run makes them, everybody who joins checks them. It knows no manifest but for the shape of a vector.
+A vector says: from this key comes the prompt of this hash, and this text then scores this much. The hash is of all that
+the model reads. The author of a run makes them, everybody who joins checks them. It knows no manifest but for the shape
+of a vector.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from echo_node.contract.api import Contract, Prompt, prompt_of, score_of
 from echo_node.errors import ContractError, boundary, one_line
-from protocol import blob_id, limits
+from protocol import blob_id, canonical, limits
 from protocol.manifest import ContractVector
 
 
@@ -25,7 +26,7 @@ def contract_vectors(contract: Contract, keys: Sequence[bytes]) -> tuple[Contrac
     return tuple(
         ContractVector(
             key=key,
-            prompt=blob_id(prompt.text.encode()),
+            prompt=prompt_digest(prompt),
             score=score_of(contract, prompt, text := answers[index - index % 2]).value,
             text=text,
         )
@@ -33,11 +34,18 @@ def contract_vectors(contract: Contract, keys: Sequence[bytes]) -> tuple[Contrac
     )
 
 
+def prompt_digest(prompt: Prompt) -> bytes:
+    """The hash of what the model reads: of the text, or of a chat's messages, with what the system says."""
+    if not prompt.chat:
+        return blob_id(prompt.text.encode())
+    return blob_id(canonical.pack([[said["role"], said["content"]] for said in prompt.messages]))
+
+
 def check_vectors(contract: Contract, vectors: Iterable[ContractVector]) -> None:
     """Raise a `ContractError` that names the first vector that this contract does not give."""
     for index, vector in enumerate(vectors):
         prompt = prompt_of(contract, vector.key)
-        if blob_id(prompt.text.encode()) != vector.prompt:
+        if prompt_digest(prompt) != vector.prompt:
             raise _mismatch(contract, index, vector, f"its prompt is another one, {prompt.text[:40]!r}")
         score = score_of(contract, prompt, vector.text).value
         if score != vector.score:

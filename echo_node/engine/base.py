@@ -105,6 +105,14 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Claim:
+    """Tokens that somebody says were drawn after a prompt, which may hold the completion's tokens before them."""
+
+    prompt: Ids
+    ids: Ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Scores:
     """Per token its log-probability, its interval [low, high) of the CDF, and the sums of p² below and over all."""
 
@@ -118,6 +126,12 @@ class Scores:
     def replay(self, u: Floats) -> Replay:
         """How far each token lies from where its number `u` would have drawn it."""
         return distances(u, self.low, self.high, self.squares_low, self.squares_high, self.squares)
+
+    def parts(self, sizes: Sequence[int]) -> list[Scores]:
+        """Those of the first so many tokens, then of the next, and so on."""
+        columns = (self.logprobs, self.low, self.high, self.squares_low, self.squares_high, self.squares)
+        cuts = np.cumsum(sizes)[:-1]
+        return [Scores(*part) for part in zip(*(np.split(each, cuts) for each in columns), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +191,9 @@ class Engine(Protocol):
 
     def score(self, prompt: Ids, ids: Ids, limits: SamplingLimits) -> Scores:
         """Measure a claimed completion by one prefill."""
+
+    def score_many(self, claims: Sequence[Claim], limits: SamplingLimits) -> list[Scores]:
+        """Measure several, in one pass where the engine can. Short ones cost little more together than one alone."""
 
     def describe(self) -> Description:
         """What this engine is and takes."""

@@ -57,5 +57,8 @@ class Decoder(Protocol):
     def score(self, ids: Ids, keep: int) -> Logits:
         """What follows each of the last `keep` ids, by one pass. No row is in use, nor afterwards."""
 
+    def score_many(self, sequences: Sequence[Ids], keep: Sequence[int]) -> Logits:
+        """The same for several sequences: the places of the first, then those of the next, and so on."""
+
     def close(self) -> None:
         """Give the memory back."""

@@ -177,6 +177,14 @@ class LlamaDecoder:
         room.clear()
         return logits
 
+    def score_many(self, sequences: Sequence[Ids], keep: Sequence[int]) -> Logits:
+        """The same for several sequences, one after the other."""
+        if len(sequences) == 1:
+            return self.score(sequences[0], keep[0])
+        return np.concatenate(
+            [self.score(ids, count).copy() for ids, count in zip(sequences, keep, strict=True)]
+        )
+
     def close(self) -> None:
         """Give the memory and the file back."""
         self._whole = False

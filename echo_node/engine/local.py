@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from echo_node.engine.base import (
+    Claim,
     Description,
     EngineStoppedError,
     Finished,
@@ -102,12 +103,23 @@ class LocalEngine:
 
     def score(self, prompt: Ids, ids: Ids, limits: SamplingLimits) -> Scores:
         """Measure a claimed completion by one prefill."""
+        return self.score_many([Claim(prompt, ids)], limits)[0]
+
+    def score_many(self, claims: Sequence[Claim], limits: SamplingLimits) -> list[Scores]:
+        """Measure several; see `Engine`."""
         with self._alone("scoring"):
             self._check_loaded()
-            self._reach.check_claim(prompt, ids, limits)
-            before = np.concatenate((prompt, ids[:-1])).astype(np.int64)  # the last token is only predicted
-            logits = self._decoder.score(before, ids.size)
-            return measure(logits[:, : limits.vocab_size], ids, limits.temperature)
+            for claim in claims:
+                self._reach.check_claim(claim.prompt, claim.ids, limits)
+            if not claims:
+                return []
+            # the last token is only predicted
+            before = [np.concatenate((each.prompt, each.ids[:-1])).astype(np.int64) for each in claims]
+            logits = self._decoder.score_many(before, [each.ids.size for each in claims])
+            ids = np.concatenate([each.ids for each in claims])
+            return measure(logits[:, : limits.vocab_size], ids, limits.temperature).parts(
+                [each.ids.size for each in claims]
+            )
 
     def describe(self) -> Description:
         """What this engine is and takes."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from echo_node.engine.base import (
     Change,
+    Claim,
     Description,
     Draw,
     Dtype,
@@ -105,6 +106,16 @@ def unpack_finished(message: Message) -> Finished:
         raise PipeError("a completion whose spans are none")
     draw = Draw(ids, logprobs, cast("Literal['end', 'length']", finish), tuple(Span(*span) for span in spans))
     return Finished(field(message, "request", int), field(message, "completion", int), draw)
+
+
+def pack_claim(claim: Claim) -> Message:
+    """A claim as fields of a message."""
+    return {"prompt": pack_ids(claim.prompt, "the prompt"), "ids": pack_ids(claim.ids, "the completion")}
+
+
+def unpack_claim(message: Message) -> Claim:
+    """A claim out of the fields of a message."""
+    return Claim(unpack_ids(message, "prompt"), unpack_ids(message, "ids"))
 
 
 def pack_scores(scores: Scores) -> Message:

@@ -28,7 +28,7 @@ from echo_node.engine.parcels import (
     pack_finished,
     pack_scores,
     unpack_change,
-    unpack_ids,
+    unpack_claim,
     unpack_limits,
     unpack_request,
     unpack_shape,
@@ -180,9 +180,10 @@ def patch(engine: LocalEngine, conversation: Conversation, message: Message) -> 
 
 
 def score(engine: LocalEngine, conversation: Conversation, message: Message) -> None:
-    """Measure a claim."""
-    scores = engine.score(unpack_ids(message, "prompt"), unpack_ids(message, "ids"), unpack_limits(message))
-    conversation.say("scores", **pack_scores(scores))
+    """Measure claims."""
+    claims = [unpack_claim(each) for each in conversation.items("claim")]
+    for scores in engine.score_many(claims, unpack_limits(message)):
+        conversation.say("scores", **pack_scores(scores))
 
 
 def describe(engine: LocalEngine, conversation: Conversation, _message: Message) -> None:

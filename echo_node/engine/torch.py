@@ -25,9 +25,11 @@ from echo_node.engine.columns import Columns
 from echo_node.engine.draws import Logits
 from echo_node.engine.fitting import check_fits
 from echo_node.engine.lying import lay_by_columns, put_at
+from echo_node.engine.sharing import UNSEEN, SharedRow, shared_row
 from echo_node.errors import EngineError, boundary
 
 DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_SHARING: Final = frozenset({"llama", "qwen2", "qwen3"})
 _FILLED_AT_ONCE: Final = 8_192
 """Ids that go through the model in one pass, padding included: it bounds the memory that a pass takes."""
 
@@ -57,6 +59,7 @@ class TorchDecoder:
         self._columns = Columns(0, 0)
         self._cache = self._columns.cache()
         self._used = 0
+        self._shares = _can_share(self._model.config)
         self.device = str(where)
         self.vocabulary = int(self._model.config.vocab_size)
         self.context: int | None = getattr(self._model.config, "max_position_embeddings", None)
@@ -161,6 +164,41 @@ class TorchDecoder:
         follows: Logits = self._forward(ids[None], keep, None, None, cache=False)[0]
         return follows
 
+    @torch.inference_mode()
+    def score_many(self, sequences: Sequence[Ids], keep: Sequence[int]) -> Logits:
+        """The same for several sequences, in as few passes as they fit in."""
+        if len(sequences) == 1:
+            return self.score(sequences[0], keep[0])
+        if self._shares and (shared := shared_row(sequences, keep)) is not None:
+            return self._score_shared(shared)
+        lengths = [ids.size for ids in sequences]
+        found: list[Logits] = [np.empty(0)] * len(sequences)
+        for places in _together(lengths):
+            width = max(lengths[place] for place in places)
+            ids = np.zeros((len(places), width), np.int64)
+            for row, place in zip(ids, places, strict=True):
+                row[: lengths[place]] = sequences[place]  # what comes after it is seen by none of its places
+            widest = max(width - lengths[place] + keep[place] for place in places)
+            logits = self._forward(ids, widest, None, None, cache=False)
+            for row, place in zip(logits, places, strict=True):
+                end = widest - (width - lengths[place])
+                found[place] = row[end - keep[place] : end]
+        together: Logits = np.concatenate(found)
+        return together
+
+    def _score_shared(self, row: SharedRow) -> Logits:
+        seen = torch.zeros(row.seen.shape, dtype=self._model.dtype, device=self._model.device)
+        seen.masked_fill_(self._there(~row.seen), UNSEEN)
+        logits: Tensor = self._model(
+            input_ids=self._there(row.ids[None]),
+            position_ids=self._there(row.positions[None]),
+            attention_mask=seen[None, None],
+            logits_to_keep=self._there(row.wanted),
+            use_cache=False,
+        ).logits
+        follows: Logits = logits[0].float().cpu().numpy()
+        return follows
+
     def close(self) -> None:
         """Give the memory back."""
         self._columns = Columns(0, 0)
@@ -240,6 +278,13 @@ def _bytes_per_id(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     heads = int(getattr(text, "num_key_value_heads", None) or queries)
     size = int(getattr(text, "head_dim", None) or text.hidden_size // queries)
     return 2 * int(text.num_hidden_layers or 1) * heads * size * dtype.itemsize
+
+
+def _can_share(config: PreTrainedConfig) -> bool:
+    """Whether attention and positions are what they are told: no window slides over them."""
+    return config.model_type in _SHARING and set(getattr(config, "layer_types", None) or ()) <= {
+        "full_attention"
+    }
 
 
 def _best_device() -> str:

@@ -21,6 +21,7 @@ from typing import Final, Self
 
 from echo_node.engine.asking import Call
 from echo_node.engine.base import (
+    Claim,
     Description,
     Finished,
     Ids,
@@ -36,7 +37,7 @@ from echo_node.engine.drawing import Drawing, send_changes
 from echo_node.engine.kinds import EngineSpec, check_class
 from echo_node.engine.machine import available_memory, free_cores
 from echo_node.engine.parcels import (
-    pack_ids,
+    pack_claim,
     pack_limits,
     pack_request,
     pack_shape,
@@ -166,10 +167,15 @@ class WorkerEngine:
 
     def score(self, prompt: Ids, ids: Ids, limits: SamplingLimits) -> Scores:
         """Measure a claimed completion by one prefill."""
+        return self.score_many([Claim(prompt, ids)], limits)[0]
+
+    def score_many(self, claims: Sequence[Claim], limits: SamplingLimits) -> list[Scores]:
+        """Measure several; see `Engine`."""
+        packed = [pack_claim(claim) for claim in claims]
         with self._call("scoring") as call:
-            packed = {"prompt": pack_ids(prompt, "the prompt"), "ids": pack_ids(ids, "the completion")}
-            call.say("score", **packed, **pack_limits(limits))
-            scores = unpack_scores(call.expect("scores"))
+            call.say("score", **pack_limits(limits))
+            call.send_all("claim", packed)
+            scores = [unpack_scores(call.expect("scores")) for _ in claims]
             call.expect("done")
             self.backoff.failures = 0
             return scores

@@ -1,7 +1,8 @@
 """Which groups are looked at: by lots that nobody can foresee and everybody can check, more of those that weigh more.
 
-All of a newcomer's, fewer as it earns trust; none that teach nothing. Newcomers together get a tenth of the time, so that
-a crowd of new names does not shield a cheat. It knows no model and no network.
+All of a newcomer's, fewer as it earns trust; none that teach nothing. Where a run uses no group without a quorum's word, all
+of everybody's. Newcomers together get a tenth of the time, so that a crowd of new names does not shield a cheat. It knows no
+model and no network.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ NEWCOMERS_SHARE: Final = 10
 
 
 class Choosing:
-    """The groups that one verifier has drawn and not yet looked at."""
+    """The groups that one verifier has drawn and not yet looked at. With `every` it draws all of them."""
 
-    def __init__(self, run: bytes, identity: Identity, trust: Trust) -> None:
+    def __init__(self, run: bytes, identity: Identity, trust: Trust, *, every: bool = False) -> None:
         self._run = run
         self._identity = identity
         self._trust = trust
+        self._every = every
         self._known: OrderedDict[bytes, tuple[Admitted, bytes]] = OrderedDict()
         self._new: OrderedDict[bytes, tuple[Admitted, bytes]] = OrderedDict()
         self._turn = 0
@@ -40,10 +42,12 @@ class Choosing:
         """Draw the lot of a group. Whether it will be looked at."""
         group, sampler = admitted.group, admitted.group.signer
         rewards = group.message.rewards
-        if min(rewards) == max(rewards) or self._trust.is_muted(sampler, now):
-            return False  # it teaches nothing, or nobody hears it
+        if self._trust.is_muted(sampler, now):
+            return False  # nobody hears it
+        if min(rewards) == max(rewards) and not self._every:
+            return False  # it teaches nothing, by what it claims
         lot = sign_draw(self._identity, self._run, group.id)
-        rate = self._trust.rate(sampler, now)
+        rate = 1.0 if self._every else self._trust.rate(sampler, now)
         if not drawn(lot, rate):
             return False
         queue = self._new if self._trust.level(sampler, now) < NEWCOMER / (2 * NEWCOMER) else self._known

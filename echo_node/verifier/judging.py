@@ -1,12 +1,13 @@
-"""Whether a group was honestly sampled: one prefill per completion at the named heads, and only then its reward.
+"""Whether a group was honestly sampled: its completions prefilled at the named heads, and only then its reward.
 
-Checks go from cheap to dear and stop at the first breach. What needs no model (limits, roster, prompt, end) is
+Checks go from cheap to dear and stop at the first breach: long completions go in pieces, of short ones several share a
+pass. What needs no model (limits, roster, prompt, end) is
 `admission`'s, which comes before. It knows no network; the engine and the weights are the caller's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,7 +16,7 @@ import numpy as np
 from echo_node.admission import Admitted
 from echo_node.contract import Score
 from echo_node.contract.jail.seat import Failed
-from echo_node.engine.base import Engine, Ids, SamplingLimits
+from echo_node.engine.base import Claim, Engine, Ids, SamplingLimits
 from echo_node.errors import ContractError
 from echo_node.run import Run
 from echo_node.verifier.bands import Bands, Breach
@@ -25,9 +26,21 @@ from protocol.trajectory import Completion
 
 PIECE: Final = 64
 """Tokens of the first piece of a completion; each further one is twice as long."""
+PASS: Final = 4 * PIECE
+"""Tokens of pieces that are looked at in one pass: they share their prompt, and a breach in one ends it for all."""
 TEMPERATURES: Final = (0.9, 1.1)
 """What else a sampler might have drawn at, times the run's."""
 REWARD_SLACK: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens `start` to `end` of completion number `index`, all drawn under one head."""
+
+    head: bytes
+    index: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +68,10 @@ class Judge:
         key = self._run.slot_key(group.heads[0], admitted.group.signer, group.slot)
         completions = group.completions()
         whole = Evidence()
-        for head, index, start, end in _by_head(group.heads, completions):
+        for pieces in passes(_by_head(group.heads, completions)):
             if cancelled():
                 return None
-            completion = completions[index]
-            prompt = np.concatenate((group.prompt_ids(), completion.ids[:start])).astype(np.int64)
-            for found in self._pieces(self._at(head), prompt, completion, (start, end), key, index, bands):
+            for found in self._look(pieces, group.prompt_ids(), completions, key, bands):
                 whole += found
                 breach = bands.breach(found)
                 if breach is not None:
@@ -70,33 +81,23 @@ class Judge:
             return Finding(breach, whole, None)
         return self._reward(admitted, completions, whole)
 
-    def _pieces(
+    def _look(
         self,
-        engine: Engine,
+        pieces: Sequence[Piece],
         prompt: Ids,
-        completion: Completion,
-        stretch: tuple[int, int],
+        completions: Sequence[Completion],
         key: bytes,
-        index: int,
         bands: Bands,
     ) -> Iterator[Evidence]:
-        """Evidence of a stretch under one head, in pieces, so that a breach ends it early."""
-        first, end = stretch
-        luck = uniforms(key, index, end - first, first)
-        start, size = first, PIECE
-        while start < end:
-            stop = end if end - start <= 2 * size else start + size
-            before = np.concatenate((prompt, completion.ids[first:start]))
-            ids = completion.ids[start:stop]
-            here = luck[start - first : stop - first]
-            scores = engine.score(before, ids, self._run.limits)
-            others = (
-                tuple(engine.score(before, ids, limits) for limits in self._other_limits())
-                if bands.wide
-                else ()
-            )
-            yield evidence(scores, here, completion.logprobs[start:stop], others)
-            start, size = stop, 2 * size
+        """Evidence of pieces under one head, by one pass (and one for each other temperature, where one could hide)."""
+        engine, limits = self._at(pieces[0].head), self._run.limits
+        claims = [_claim(prompt, completions[piece.index].ids, piece) for piece in pieces]
+        scores = engine.score_many(claims, limits)
+        others = [engine.score_many(claims, other) for other in self._other_limits()] if bands.wide else []
+        for place, piece in enumerate(pieces):
+            luck = uniforms(key, piece.index, piece.end - piece.start, piece.start)
+            claimed = completions[piece.index].logprobs[piece.start : piece.end]
+            yield evidence(scores[place], luck, claimed, tuple(other[place] for other in others))
 
     def _other_limits(self) -> Iterator[SamplingLimits]:
         limits = self._run.limits
@@ -123,12 +124,43 @@ class Judge:
         return Finding(None, found, float(np.mean(rewards)))
 
 
-def _by_head(
-    heads: Sequence[bytes], completions: Sequence[Completion]
-) -> Iterator[tuple[bytes, int, int, int]]:
-    """Every stretch of every completion, those of one head together: weights are changed as seldom as can be."""
+def passes(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces that go through the model together: of one head, and padded to the longest no more than a few long pieces."""
+    together: list[Piece] = []
+    for piece in pieces:
+        longest = max(each.end - each.start for each in [*together, piece])
+        if together and (piece.head != together[0].head or longest * (len(together) + 1) > PASS):
+            yield together
+            together = []
+        together.append(piece)
+    if together:
+        yield together
+
+
+def _by_head(heads: Sequence[bytes], completions: Sequence[Completion]) -> Iterator[Piece]:
+    """Every stretch of every completion, in pieces, those of one head together: weights change as seldom as can be."""
     for place, head in enumerate(heads):
-        for index, completion in enumerate(completions):
-            for stretch in completion.stretches:
-                if stretch.head == place:
-                    yield head, index, stretch.start, stretch.end
+        pieces = [
+            piece
+            for index, completion in enumerate(completions)
+            for stretch in completion.stretches
+            if stretch.head == place
+            for piece in _cut(Piece(head, index, stretch.start, stretch.end))
+        ]
+        yield from sorted(
+            pieces, key=lambda piece: piece.start
+        )  # all beginnings first: they share the prompt
+
+
+def _cut(whole: Piece) -> Iterator[Piece]:
+    """A stretch in pieces, so that a breach ends it early; they grow, since each begins with all that is before it."""
+    start, size = whole.start, PIECE
+    while start < whole.end:
+        stop = whole.end if whole.end - start <= 2 * size else start + size
+        yield replace(whole, start=start, end=stop)
+        start, size = stop, 2 * size
+
+
+def _claim(prompt: Ids, ids: Ids, piece: Piece) -> Claim:
+    before = np.concatenate((prompt, ids[: piece.start])).astype(np.int64)
+    return Claim(before, ids[piece.start : piece.end])

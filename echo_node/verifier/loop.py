@@ -85,7 +85,8 @@ class VerifierLoop:
         self._unsent: list[bytes] = []
         self._chosen = trio.Event()
         self.trust = trust or Trust()
-        self.choosing = Choosing(run.id, identity, self.trust)
+        quorum = run.told.verification.policy == "quorum"
+        self.choosing = Choosing(run.id, identity, self.trust, every=quorum)
         self.results: Counter[str] = Counter()
         """How many groups were found what."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import socket
 import time
 from pathlib import Path
 
@@ -149,6 +150,38 @@ class Writing(Good):
     def score(self, prompt, completion):
         list(Path(os.sep).iterdir())
         return super().score(prompt, completion)
+
+
+class Burglar(Good):
+    """Does what it can to the machine on which it is tried, from its first prompt on."""
+
+    name = "bad-burglar"
+
+    def configure(self, params):
+        self.at = Path(params.text("at", default="", longest=200))
+
+    def prompt(self, key):
+        self.rob()
+        return super().prompt(key)
+
+    def score(self, prompt, completion):
+        return Score(super().score(prompt, completion).value, self.rob() or "compared")
+
+    def rob(self):
+        found = [os.environ.get("A_SECRET", "")]
+        for deed in (
+            (self.at / "marker").touch,
+            (self.at / "key").unlink,
+            (self.at / "key").read_text,
+            lambda: os.kill(os.getppid(), 0) or "the parent is in reach",
+            lambda: os.fork() or os._exit(0) or "a child",
+            lambda: socket.socket() and "a socket",
+        ):
+            try:
+                found.append(str(deed() or ""))
+            except OSError:
+                continue
+        return " ".join(filter(None, found))
 
 
 class OnePrompt(Good):

@@ -26,7 +26,7 @@ from echo_node.contract import (
 )
 from echo_node.contract.builtin.digits_reverse import DigitsReverse
 from echo_node.errors import LONGEST, ContractError
-from protocol import limits
+from protocol import blob_id, limits
 from protocol.manifest import ContractVector
 
 KEY = bytes(range(32))
@@ -285,6 +285,33 @@ def test_the_first_vector_that_differs_is_named():
     vectors[2] = ContractVector(key=good.key, prompt=good.prompt, score=0.5, text=good.text)
     with pytest.raises(ContractError, match=r"vector 2 .*not 0\.5"):
         check_vectors(DigitsReverse(), vectors)
+
+
+class Polite(Length):
+    """The same words and scores as `Length`; what the system says before them is a parameter."""
+
+    name = "polite"
+
+    def configure(self, params):
+        super().configure(params)
+        self.says = params.text("says", default="Be polite.", longest=80)
+        self.chats = params.flag("chats", default=True)
+
+    def prompt(self, key):
+        return Prompt(super().prompt(key).text, system=self.says, chat=self.chats)
+
+
+@pytest.mark.parametrize("other", [{"says": "Be rude."}, {"says": ""}, {"chats": False}])
+def test_what_the_system_says_is_pinned_by_the_vectors(other):
+    vectors = contract_vectors(Polite(), [KEY])
+    check_vectors(Polite(), vectors)
+    with pytest.raises(ContractError, match=r"vector 0.*prompt is another one"):
+        check_vectors(Polite(other), vectors)
+
+
+def test_a_prompt_without_a_chat_is_pinned_by_its_text_alone():
+    [vector] = contract_vectors(Length(), [KEY])
+    assert vector.prompt == blob_id(Length().prompt(KEY).text.encode())
 
 
 @pytest.mark.parametrize("count", [0, limits.CONTRACT_VECTORS + 1])

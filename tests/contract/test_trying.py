@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -104,6 +105,22 @@ def test_one_text_without_end_costs_that_text_alone():
     assert "stopped after" in told["huge number"]["why"]
     assert "scores" in told["empty"]
     assert "scores" in told["nulls"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other layers")
+def test_a_contract_that_robs_is_tried_where_there_is_nothing_to_take(tmp_path_factory, monkeypatch):
+    key = tmp_path_factory.mktemp("home") / "key"
+    key.write_text("the key of this node")
+    monkeypatch.setenv("A_SECRET", "the password")
+    subject = Subject("bad-burglar", "1", {"at": str(key.parent)})
+    told = show_contract(subject, samples=1)
+    assert {"landlock", "seccomp"} <= set(told.about["layers"])
+    assert told.steps["show"]["samples"][0]["answer_score"]["reason"] == "compared", "nothing was found"
+    findings = {finding.point: finding for finding in try_contract(subject, seconds=20.0)}
+    assert findings["the outside"].verdict == FAILED
+    assert "tried behind" in findings["it works"].found
+    assert key.read_text() == "the key of this node"
+    assert [path.name for path in key.parent.iterdir()] == ["key"]
 
 
 def test_what_is_not_there_or_gets_a_wrong_parameter_fails_with_the_reason():

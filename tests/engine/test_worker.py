@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from echo_node.engine import process as processes
-from echo_node.engine.base import Change, EngineStoppedError, TensorBytes, Update, generate_groups
+from echo_node.engine.base import Change, Claim, EngineStoppedError, TensorBytes, Update, generate_groups
 from echo_node.engine.kinds import EngineSpec, make_engine
 from echo_node.engine.process import EngineProcess
 from echo_node.engine.worker import Backoff, WorkerEngine
@@ -133,9 +133,14 @@ def test_a_list_gives_the_draws_of_an_engine_in_this_process_bit_for_bit(engine,
 
 def test_scores_are_the_same_too(engine, local):
     prompt, ids = models.requests(1)[0].prompt, np.array([4, 9, 3])
-    there, here = engine.score(prompt, ids, LIMITS), local.score(prompt, ids, LIMITS)
+    claims = [Claim(prompt, ids), Claim(prompt[:1], ids[:1])]
+    there, here = engine.score_many(claims, LIMITS), local.score_many(claims, LIMITS)
+    there, here = [*there, engine.score(prompt, ids, LIMITS)], [*here, local.score(prompt, ids, LIMITS)]
     for name in ("logprobs", "low", "high", "squares_low", "squares_high", "squares"):
-        assert getattr(there, name).tobytes() == getattr(here, name).tobytes()
+        assert [getattr(each, name).tobytes() for each in there] == [
+            getattr(each, name).tobytes() for each in here
+        ]
+    assert engine.score_many([], LIMITS) == []
 
 
 def test_an_engine_of_llama_cpp_draws_the_same_in_its_own_process(folder, weights):

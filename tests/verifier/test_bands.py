@@ -14,7 +14,7 @@ from echo_node.trust import HALF_LIFE, LEAST_RATE, MUTE_SECONDS, NEWCOMER, Trust
 from echo_node.verifier.bands import Bands
 from echo_node.verifier.choosing import WAITING, Choosing
 from echo_node.verifier.evidence import Evidence
-from echo_node.verifier.holes import ENOUGH, Holes
+from echo_node.verifier.holes import AUDITED, ENOUGH, Holes
 from echo_node.verifier.suspicion import Suspicion
 from protocol import TrajectoryGroup, open_sealed, seal
 from protocol.verdict import check_draw, drawn
@@ -93,7 +93,7 @@ def test_few_holes_are_bad_luck_and_many_worse_ones_are_not():
         if value > 0.5:
             picky.saw(HEAD, PEER, slot, value)
     audited = picky.suspicious(HEAD, PEER)
-    assert len(audited) == 12
+    assert len(audited) == AUDITED
     assert all(worth[slot] <= 0.5 for slot in audited)
     assert "left out" in picky.worth_less(HEAD, PEER, [worth[slot] for slot in audited])
     unlucky = Holes()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.forgers import COUNTED_SLOWLY, FORGERS, SAMPLER, Stage
+from benchmarks.forgers import COUNTED_SLOWLY, FORGERS
+from benchmarks.forgers_stage import OTHER, SAMPLER, Stage
 from echo_node import embedded
 from tests import smollm2
 
@@ -18,6 +19,7 @@ REASONS = {
     "q4 as f16": {"token-out-of-reach", "luck-not-its-own", "wrong-logprobs"},
 }
 REPLAY = {"token-out-of-reach", "luck-not-its-own"}
+REASONS["wrong model"] = REPLAY | {"wrong-logprobs"}  # whose log-probabilities are its own
 REASONS["edited"] = REPLAY | {"malformed"}  # where the only token was its end
 AT_ONCE = [name for name in FORGERS if name not in COUNTED_SLOWLY]
 
@@ -39,7 +41,7 @@ def real():
 def verdicts(stage, forge, slots):
     found = []
     for slot in slots:
-        stage.admission = stage._admission()
+        stage.admission = stage.fresh_admission()
         found.append(stage.verify(forge(stage, slot)))
     return found
 
@@ -60,10 +62,7 @@ def test_a_forger_is_found_out_by_its_first_group(name, small):
 
 def test_what_was_honestly_drawn_under_another_name_is_not_its_own(small):
     """The same draws pass under the name of whom they belong to."""
-    from benchmarks.forgers import OTHER
-    from echo_node.engine.base import generate_groups
-
-    draws = list(generate_groups(small.sampler, [small.request(3, sampler=OTHER)])[0])
+    draws = small.drawn_for(small.request(3, sampler=OTHER))
     assert verdicts(small, lambda stage, slot: stage.group(slot, draws, sampler=OTHER), [3]) == [None]
     assert set(verdicts(small, lambda stage, slot: stage.group(slot, draws, sampler=SAMPLER), [3])) <= REPLAY
 

@@ -56,7 +56,7 @@ class JailedProcess:
         self.served = 0
         """How many answers it has given."""
         try:
-            self._child = _start(theirs, _environment(folders))
+            self._child = _start(theirs, environment_for(folders))
         except OSError as error:
             ours.close()
             raise ContractError(f"a process for a contract could not be started: {error}") from error
@@ -130,7 +130,7 @@ def _start(theirs: socket.socket, environment: dict[str, str]) -> subprocess.Pop
     return child
 
 
-def _environment(folders: Sequence[Path]) -> dict[str, str]:
+def environment_for(folders: Sequence[Path]) -> dict[str, str]:
     """Little of ours: tokens and passwords stand in environments."""
     handed_on = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
     paths = os.pathsep.join(str(folder.resolve()) for folder in folders)

@@ -70,7 +70,7 @@ def set_up(start: list[Any], parent: int) -> tuple[Contract, Enclosure]:
     enclosure.before_import()
     contract = load(name, version, params)
     try:
-        enclosure.after_import([*code_paths(), *_declared(contract)])
+        enclosure.after_import([*code_paths(), *declared(contract)])
     except TooLargeError as error:
         what = f"{name} {version} {error}, and may have {memory_bytes >> 20} MiB"
         raise ContractError(what, advice="allow it more memory") from error
@@ -83,7 +83,7 @@ def set_up(start: list[Any], parent: int) -> tuple[Contract, Enclosure]:
     return contract, enclosure
 
 
-def _declared(contract: Contract) -> list[Path]:
+def declared(contract: Contract) -> list[Path]:
     """Files and folders that a contract names in `reads` because it opens them late: it may read them, and no others."""
     with boundary(ContractError, f"{contract.name} {contract.version}: naming the files that it reads"):
         named: Iterable[str | Path] = getattr(contract, "reads", ())
