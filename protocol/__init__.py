@@ -19,9 +19,10 @@ from protocol.manifest import Manifest, open_manifest
 from protocol.peers import PeerPlace, PeersAnswer, PeersQuestion
 from protocol.receipt import Receipt, Refusal
 from protocol.rollout import RolloutRequest
+from protocol.terms import GrantsAnswer, GrantsQuestion, ShownGrant, VoteAnswer, VoteQuestion
 from protocol.trajectory import Completion, GroupReference, Span, Stretch, TrajectoryGroup
 from protocol.verdict import Figures, Verdict
-from protocol.weights import ChunkTable, Frame, Layout, Route, TermGrant, TermVote, WeightsHead
+from protocol.weights import Ballot, ChunkTable, Frame, Layout, Route, TermGrant, TermVote, WeightsHead, cast
 from protocol.wire import decode, encode
 from protocol.zstd import RAW_CODEC, decode_raw, encode_raw
 
@@ -29,6 +30,7 @@ __all__ = [
     "DELTA_CODEC",
     "RAW_CODEC",
     "ZERO",
+    "Ballot",
     "ChainError",
     "ChunkTable",
     "Completion",
@@ -40,6 +42,8 @@ __all__ = [
     "Figures",
     "Follower",
     "Frame",
+    "GrantsAnswer",
+    "GrantsQuestion",
     "GroupReference",
     "HeadsAnswer",
     "HeadsQuestion",
@@ -61,14 +65,18 @@ __all__ = [
     "Roster",
     "Route",
     "Rules",
+    "ShownGrant",
     "Span",
     "Stretch",
     "TermGrant",
     "TermVote",
     "TrajectoryGroup",
     "Verdict",
+    "VoteAnswer",
+    "VoteQuestion",
     "WeightsHead",
     "blob_id",
+    "cast",
     "decode",
     "decode_delta",
     "decode_raw",

@@ -100,6 +100,12 @@ CHAIN_HEADS: Final = 256
 """Heads in one answer to that."""
 HEADS_BYTES: Final = CHAIN_HEADS * (HEAD_BYTES + ENVELOPE_BYTES + 8) + 64
 """That answer with every head at its longest, and a little."""
+GRANTS: Final = 8
+"""Grants in one answer."""
+GRANTS_BYTES: Final = HEADS_BYTES + GRANTS * GRANT_BYTES
+"""That answer with the heads that lead to them."""
+VOTE_BYTES: Final = HEADS_BYTES + SMALL_BYTES
+"""A candidate's question, with the heads that lead to its base."""
 
 # Blobs
 WANTS: Final = 256

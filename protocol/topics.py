@@ -16,7 +16,9 @@ HEADS: Final = "heads"
 RECEIPTS: Final = "receipts"
 VERDICTS: Final = "verdicts"
 JOINS: Final = "joins"
-CARGOES: Final = (GROUPS, HEADS, RECEIPTS, VERDICTS, JOINS)
+HEARTBEATS: Final = "heartbeats"
+GRANTS: Final = "grants"
+CARGOES: Final = (GROUPS, HEADS, RECEIPTS, VERDICTS, JOINS, HEARTBEATS, GRANTS)
 
 # Streams, one id per question
 ROLLOUT_STREAM: Final = f"/echo/rollout/{limits.MAJOR}"
@@ -26,6 +28,8 @@ WANTS_STREAM: Final = f"/echo/wants/{limits.MAJOR}"
 BLOB_STREAM: Final = f"/echo/blob/{limits.MAJOR}"
 BULK_STREAM: Final = f"/echo/bulk/{limits.MAJOR}"
 PEERS_STREAM: Final = f"/echo/peers/{limits.MAJOR}"
+VOTE_STREAM: Final = f"/echo/vote/{limits.MAJOR}"
+GRANTS_STREAM: Final = f"/echo/grants/{limits.MAJOR}"
 STREAMS: Final = (
     ROLLOUT_STREAM,
     DELIVER_STREAM,
@@ -34,6 +38,8 @@ STREAMS: Final = (
     BLOB_STREAM,
     BULK_STREAM,
     PEERS_STREAM,
+    VOTE_STREAM,
+    GRANTS_STREAM,
 )
 
 ROLES: Final = ("trainer", "verifier", "sampler", "bootstrap")

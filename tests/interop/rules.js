@@ -10,6 +10,7 @@ const MOST_IDS = 768
 const MOST_FRAME = 16842752
 const MOST_READ = 4194304
 const MOST_BULK = 1073741824
+const MOST_SHOWN = 256
 
 function hold(condition, detail) {
   if (!condition) refuse('inconsistent', detail)
@@ -121,12 +122,23 @@ function termGrant({ ballots }) {
   hold(ascends(ballots.map((ballot) => ballot.elector)), 'ballots out of order')
 }
 
+function voteAnswer({ refusal, signature }) {
+  hold((refusal === null) !== (signature === null), 'a vote is given or refused')
+}
+
+function grantsAnswer({ grants }) {
+  grants.forEach((shown) => termGrant(shown.grant))
+  hold(grants.every(({ grant }, i) => i === 0 || grants[i - 1].grant.vote.term <= grant.vote.term), 'grants out of order')
+  hold(sum(grants.map((shown) => shown.branch.length)) <= MOST_SHOWN, 'too many heads')
+}
+
 const together = (most) => ({ slices }) => hold(sum(slices.map((each) => each.length)) <= most, `more than ${most} bytes`)
 
 export const RULES = {
   BlobRead: together(MOST_READ),
   BulkAsk: together(MOST_BULK),
   ChunkTable: chunkTable,
+  GrantsAnswer: grantsAnswer,
   Layout: layout,
   Manifest: manifest,
   PeersAnswer: peersAnswer,
@@ -134,5 +146,6 @@ export const RULES = {
   Roster: roster,
   TermGrant: termGrant,
   TrajectoryGroup: trajectoryGroup,
+  VoteAnswer: voteAnswer,
   WeightsHead: weightsHead,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from protocol import Span, Stretch, TrajectoryGroup
+from protocol import ShownGrant, Span, Stretch, TrajectoryGroup, limits
 from protocol.blob import BlobRead, BulkAsk, Slice
 from protocol.digest import ZERO
 from protocol.join import Member
@@ -16,6 +16,7 @@ from protocol.weights import Ballot, Route, TensorEntry
 
 from .examples import (
     GRANT,
+    GRANTS_ANSWER,
     HEAD,
     HEAD_ZERO,
     LAYOUT,
@@ -29,6 +30,8 @@ from .examples import (
     TABLE,
     TRAINER,
     VERIFIER,
+    VOTE_ANSWER,
+    VOTE_REFUSAL,
     completion,
     name,
 )
@@ -131,6 +134,18 @@ CONTRADICTIONS: dict[str, Any] = {
     "ballots out of order": dataclasses.replace(GRANT, ballots=GRANT.ballots[::-1]),
     "one elector's ballot twice": dataclasses.replace(
         GRANT, ballots=(Ballot(VERIFIER.public, bytes(64)), Ballot(VERIFIER.public, bytes(64)))
+    ),
+    # terms
+    "a vote that is given and refused": dataclasses.replace(VOTE_ANSWER, refusal="voted"),
+    "a vote that is neither given nor refused": dataclasses.replace(VOTE_REFUSAL, refusal=None),
+    "grants out of order": dataclasses.replace(
+        GRANTS_ANSWER, grants=(ShownGrant(_in(GRANT, "vote", term=3), ()), ShownGrant(GRANT, ()))
+    ),
+    "a grant that is shown with its ballots out of order": dataclasses.replace(
+        GRANTS_ANSWER, grants=(ShownGrant(dataclasses.replace(GRANT, ballots=GRANT.ballots[::-1]), ()),)
+    ),
+    "grants with too many heads together": dataclasses.replace(
+        GRANTS_ANSWER, grants=(ShownGrant(GRANT, (b"h",) * limits.CHAIN_HEADS), ShownGrant(GRANT, (b"h",)))
     ),
     # blob
     "a read of more than a stream carries": BlobRead((Slice(ZERO, 0, 1 << 22), Slice(ZERO, 0, 1))),

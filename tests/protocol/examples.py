@@ -13,6 +13,8 @@ from protocol import (
     Delivery,
     Figures,
     Frame,
+    GrantsAnswer,
+    GrantsQuestion,
     GroupReference,
     HeadsAnswer,
     HeadsQuestion,
@@ -32,10 +34,13 @@ from protocol import (
     RolloutRequest,
     Roster,
     Route,
+    ShownGrant,
     TermGrant,
     TermVote,
     TrajectoryGroup,
     Verdict,
+    VoteAnswer,
+    VoteQuestion,
     WeightsHead,
     blob_id,
     encode,
@@ -275,6 +280,11 @@ ROLLOUT_REQUEST = RolloutRequest(count=16, first=32, head=HEAD_ZERO_ID)
 DELIVERY = Delivery(cargo="joins", data=SEALED_JOIN, run=RUN)
 HEADS_QUESTION = HeadsQuestion(held=(HEAD_ZERO_ID,))
 HEADS_ANSWER = HeadsAnswer(heads=(SEALED_HEAD_ZERO,))
+VOTE_QUESTION = VoteQuestion(branch=(SEALED_HEAD_ZERO,), vote=VOTE)
+VOTE_ANSWER = VoteAnswer(refusal=None, signature=GRANT.ballots[0].signature)
+VOTE_REFUSAL = VoteAnswer(refusal="lease", signature=None)
+GRANTS_QUESTION = GrantsQuestion(held=(HEAD_ZERO_ID,), term=1)
+GRANTS_ANSWER = GrantsAnswer(grants=(ShownGrant(GRANT, (SEALED_HEAD_ZERO,)),))
 
 WANTS = BlobWants.of([name("frame 0"), name("frame 2"), name("a stranger's blob")])
 HOLDINGS = BlobHoldings(sizes=(27_183, 0, None))
@@ -329,6 +339,10 @@ BARE_TYPES = {
     "peers-answer": PEERS_ANSWER,
     "heads-question": HEADS_QUESTION,
     "heads-answer": HEADS_ANSWER,
+    "vote-question": VOTE_QUESTION,
+    "vote-answer": VOTE_REFUSAL,
+    "grants-question": GRANTS_QUESTION,
+    "grants-answer": GRANTS_ANSWER,
 }
 """Objects that travel bare: named by their hash, or proving themselves."""
 

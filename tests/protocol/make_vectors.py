@@ -61,6 +61,7 @@ from .examples import (
     TRAINER,
     VERDICT,
     VERIFIER,
+    VOTE_ANSWER,
     name,
 )
 from .frames import (
@@ -556,7 +557,7 @@ def _link_text(scheme: str, *, wrong_checksum: bool = False) -> str:
 
 def messages_cases() -> dict[str, list[Case]]:
     valid, invalid = [], []
-    extras = {"group": [], "head": [ZERO_HEAD.message]}
+    extras = {"group": [], "head": [ZERO_HEAD.message], "vote-answer": [VOTE_ANSWER]}
     for kind, example in MESSAGES.items():
         record = type(example).__name__
         for index, message in enumerate([example, *extras.get(kind, [])]):

@@ -14,6 +14,8 @@ from protocol import (
     Completion,
     Delivery,
     Frame,
+    GrantsAnswer,
+    GrantsQuestion,
     GroupReference,
     HeadsAnswer,
     HeadsQuestion,
@@ -32,11 +34,14 @@ from protocol import (
     RolloutRequest,
     Roster,
     Route,
+    ShownGrant,
     Stretch,
     TermGrant,
     TermVote,
     TrajectoryGroup,
     Verdict,
+    VoteAnswer,
+    VoteQuestion,
     WeightsHead,
     canonical,
     limits,
@@ -271,6 +276,18 @@ def grants(draw: st.DrawFn) -> TermGrant:
 
 
 @st.composite
+def shown_grants(draw: st.DrawFn) -> GrantsAnswer:
+    branches = st.lists(st.binary(min_size=1, max_size=64), max_size=4).map(tuple)
+    shown = draw(st.lists(st.builds(ShownGrant, grants(), branches), max_size=4))
+    return GrantsAnswer(tuple(sorted(shown, key=lambda each: each.grant.vote.term)))
+
+
+vote_answers = st.builds(VoteAnswer, slugs, st.none()) | st.builds(
+    VoteAnswer, st.none(), st.binary(min_size=64, max_size=64)
+)
+
+
+@st.composite
 def slices(draw: st.DrawFn, most: int) -> tuple[Slice, ...]:
     """Slices that have together at most so many bytes."""
     count = draw(st.integers(1, 5))
@@ -323,6 +340,10 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
     "bulk-offer": independent(BulkOffer),
     "heads-question": independent(HeadsQuestion),
     "heads-answer": independent(HeadsAnswer),
+    "vote-question": independent(VoteQuestion),
+    "vote-answer": vote_answers,
+    "grants-question": independent(GrantsQuestion),
+    "grants-answer": shown_grants(),
 }
 
 __all__ = ["ANY", "canonical", "values"]

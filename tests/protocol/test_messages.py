@@ -35,6 +35,7 @@ def every_wire_type() -> dict[str, type]:
         "peers",
         "receipt",
         "rollout",
+        "terms",
         "trajectory",
         "verdict",
         "weights",

@@ -4,7 +4,23 @@ import re
 
 import pytest
 
-from protocol import HeadsAnswer, HeadsQuestion, ProtocolError, canonical, decode, encode, limits, topics
+from protocol import (
+    Ballot,
+    GrantsAnswer,
+    HeadsAnswer,
+    HeadsQuestion,
+    Identity,
+    ProtocolError,
+    ShownGrant,
+    TermGrant,
+    TermVote,
+    VoteQuestion,
+    canonical,
+    decode,
+    encode,
+    limits,
+    topics,
+)
 
 from .examples import SEALED_HEAD_ZERO, name
 from .idl import SPEC
@@ -50,3 +66,14 @@ def test_whoever_asks_names_its_newest_heads_then_fewer_and_its_oldest(count):
 def test_every_stream_says_what_travels_on_it():
     section = SPEC.read_text().split("## topics")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| `(/echo/\w+/1)` \| \S", section, re.MULTILINE)) == set(topics.STREAMS)
+
+
+def test_the_largest_grants_and_votes_that_there_can_be_fit_into_one_message():
+    head = b"h" * (limits.HEAD_BYTES + limits.ENVELOPE_BYTES)
+    keys = sorted(Identity(bytes([n]) * 32).public for n in range(limits.KEYS))
+    vote = TermVote(base=name("base"), leader=keys[0], term=limits.SAFE_INTEGER, ext={"k": b"x" * 1018})
+    grant = TermGrant(tuple(Ballot(key, bytes(64)) for key in keys), vote)
+    assert len(encode(grant)) <= limits.GRANT_BYTES
+    shown = (ShownGrant(grant, (head,) * limits.CHAIN_HEADS), *[ShownGrant(grant, ())] * (limits.GRANTS - 1))
+    for largest in (GrantsAnswer(shown), VoteQuestion((head,) * limits.CHAIN_HEADS, vote)):
+        assert decode(type(largest), encode(largest)) == largest
