@@ -98,6 +98,95 @@ def export(
         typer.echo(f"missing: {name}, which the manifest names; give a folder that has it with --model")
 
 
+@app.command()
+def provenance(
+    version: Annotated[int, typer.Argument(help="Which version.", show_default=False)],
+    *,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the trainer's run; if left out, the only one in this node's state."),
+    ] = None,
+    manifest: ManifestFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each group.")] = False,
+) -> None:
+    """The groups that a version was trained on: who sampled each, in which slot, from the policy of which step.
+
+    They are held against what the version's head has signed. Ends with 1 if they are not those.
+    """
+    from echo_node.errors import StoreError
+    from echo_node.weights.journal import Journal
+    from echo_node.weights.papers import read_papers
+    from protocol import merkle_root, peer_id
+
+    folder = folder or _only_run()
+    _, rules, _ = read_papers(folder / "weights", manifest)
+    heads = Journal(folder / "weights" / "heads", rules, None, durable=False).follower.heads
+    head = next((each for each in heads if each.message.version == version), None)
+    if head is None:
+        newest = heads[-1].message.version if heads else None
+        raise StoreError(f"there is no version {version} here; the newest is {newest}")
+    rows = [
+        {
+            "group": each.id.hex(),
+            "sampler": peer_id(each.sampler),
+            "slot": each.slot,
+            "step": each.step,
+            "head": each.head.hex(),
+        }
+        for each in _trained_on(folder, version)
+    ]
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(row))
+    else:
+        _print_groups(rows, f"Version {version}, step {head.message.step}")
+    if merkle_root(sorted(bytes.fromhex(str(row["group"])) for row in rows)) != head.message.groups:
+        typer.echo(f"these are not the groups that the head of version {version} commits to", err=True)
+        raise typer.Exit(1)
+    if not as_json:
+        typer.echo(f"{len(rows)} groups: what the head of version {version} commits to")
+
+
+def _only_run() -> Path:
+    from echo_node.config import state_home
+    from echo_node.errors import ConfigError
+
+    found = sorted(path.parent for path in (state_home() / "runs").glob("*/journal.sqlite"))
+    if len(found) != 1:
+        told = ", ".join(str(path) for path in found) or "none"
+        raise ConfigError(f"runs that were trained here: {told}", advice="say which with --folder")
+    return found[0]
+
+
+def _trained_on(folder: Path, version: int) -> list[Any]:
+    """From the journal, or from the records while a trainer has the journal to itself. The head proves either."""
+    from echo_node.errors import StoreError
+    from echo_node.records import read_records
+    from echo_node.trainer.journal import read_trained
+
+    try:
+        return list(read_trained(folder / "journal.sqlite", version))
+    except StoreError:
+        records = read_records(folder / "records.sqlite")
+        if not records:
+            raise
+        return [group for record in records if record.version == version for group in record.groups]
+
+
+def _print_groups(rows: list[dict[str, Any]], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for name in ("group", "sampler", "slot", "step", "under head"):
+        table.add_column(name, justify="right" if name in {"slot", "step"} else "left")
+    for row in rows:
+        table.add_row(
+            row["group"][:16], row["sampler"][-8:], str(row["slot"]), str(row["step"]), row["head"][:12]
+        )
+    Console().print(table)
+
+
 def _row(head: Head, blobs: Path, held: str) -> dict[str, Any]:
     from protocol import peer_id
 

@@ -1,4 +1,4 @@
-"""The chain as one node hears it: heads from gossip, and from peers that are asked, since gossip can miss some.
+"""The chain as one node hears it: heads and grants, from gossip and from peers that are asked, since gossip can miss some.
 
 What the rules of the chain take is kept in the store, synced; what they refuse is refused by its name and held against
 whoever sent it, if an honest node would not have. It fetches no weights, and knows no engine.
@@ -9,26 +9,33 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import trio
 
 from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT, IGNORE, Message, Network, Reject, Validation
+from echo_node.net.inbox import Inbox
 from echo_node.weights.journal import Head
 from echo_node.weights.store import WeightsStore
 from protocol import (
     ChainError,
     Envelope,
+    Follower,
+    GrantsAnswer,
+    GrantsQuestion,
     HeadsAnswer,
     HeadsQuestion,
     ProtocolError,
+    ShownGrant,
+    TermGrant,
     WeightsHead,
     decode,
     encode,
     limits,
     open_sealed,
+    peer_id,
     topics,
 )
 
@@ -42,7 +49,9 @@ ASK_PAUSES: Final = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 NO_FAULT: Final = frozenset(
     {"gap", "rollback", "old-term", "missing-grant", "revoked", "not-leader", "below-link"}
 )
-"""Rules by which a head is refused that an honest node may have passed on: it knows more, or less, than we do."""
+"""Rules by which a head or a grant is refused that an honest node may have passed on: it knows more, or less, than we do."""
+MISSED: Final = frozenset({"gap", "missing-grant"})
+"""Rules that say that something was missed."""
 
 
 class Hearing:
@@ -69,6 +78,11 @@ class Hearing:
         """Whether a lie of the leader was heard, so that nothing can follow before a grant."""
         return self._store.follower.holding
 
+    @property
+    def follower(self) -> Follower:
+        """The chain as this node took it."""
+        return self._store.follower
+
     def find(self, head_id: bytes) -> Head | None:
         return self._store.find(head_id)
 
@@ -76,11 +90,29 @@ class Hearing:
         """Take a head that somebody sent. What the rules of the chain refuse is raised, and changes nothing."""
         head = open_sealed(sealed, WeightsHead, self._store.follower.rules.run)
         if await trio.to_thread.run_sync(self._store.keep_head, head):
-            self._news.set()
-            self._news = trio.Event()
+            self._tell()
             if self.holding:
                 log.warning("the leader was caught in a lie: nothing is followed before a new term")
         return head
+
+    async def hear_grant(self, grant: TermGrant, branch: Sequence[Head] = ()) -> None:
+        """Enter a term by a grant that somebody sent. What the rules of the chain refuse is raised, and changes nothing."""
+        await trio.to_thread.run_sync(self._store.keep_grant, grant, branch)
+        self._tell()
+        if self.holding:
+            log.warning("term %d was granted to nobody who may lead it: nothing is followed", grant.vote.term)
+        else:
+            log.info("term %d: %s leads from now on", self.follower.term, peer_id(self.leader))
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+    async def wait_for_change(self, since: Follower) -> Follower:
+        """The chain, once it is another one."""
+        while (now := self.follower) is since:
+            await self._news.wait()
+        return now
 
     async def wait_for(self, head_id: bytes) -> Head:
         """The head of that id, once it has been heard. The caller sets the deadline."""
@@ -108,24 +140,48 @@ class Hearing:
         except ChainError as error:
             if error.rule not in NO_FAULT:
                 return Reject(error.rule)
-            return ACCEPT if error.rule in {"gap", "missing-grant"} else IGNORE
+            return ACCEPT if error.rule in MISSED else IGNORE
+        return ACCEPT
+
+    def judge_grant(self, message: Message) -> Validation:
+        """What gossip brings of grants: whatever is held costs no signature."""
+        grant = decode(TermGrant, message.data)
+        if any(held.vote == grant.vote for held in self.follower.grants):
+            return IGNORE
+        try:
+            self.follower.grant(grant)
+        except ChainError as error:
+            if error.rule not in NO_FAULT:
+                return Reject(error.rule)
+            return ACCEPT if error.rule in MISSED else IGNORE
         return ACCEPT
 
     async def follow(self) -> None:
         """Hear what is gossiped, and ask now and then, until cancelled."""
-        topic = topics.topic(self._store.follower.rules.run, topics.HEADS)
+        run = self._store.follower.rules.run
         async with (
-            self._network.subscribe(topic, self.judge) as heads,
+            self._network.subscribe(topics.topic(run, topics.HEADS), self.judge) as heads,
+            self._network.subscribe(topics.topic(run, topics.GRANTS), self.judge_grant) as grants,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(self._ask_now_and_then)
+            nursery.start_soon(self._follow_grants, grants)
             async for message in heads:
                 try:
                     await self.hear(message.data)
                 except ChainError as error:
                     log.info("a head is not followed yet: %s", error)
-                    if error.rule == "gap":
+                    if error.rule in MISSED:
                         await self.ask_around([message.sender])
+
+    async def _follow_grants(self, grants: Inbox[Message]) -> None:
+        async for message in grants:
+            try:
+                await self.hear_grant(decode(TermGrant, message.data))
+            except ChainError as error:
+                log.info("a grant is not followed yet: %s", error)
+                if error.rule in MISSED:
+                    await self.ask_around([message.sender])
 
     async def _ask_now_and_then(self) -> None:
         for pause in itertools.chain(ASK_PAUSES, itertools.repeat(ASK_PAUSES[-1])):
@@ -135,25 +191,68 @@ class Hearing:
     # Questions
 
     async def ask_around(self, peers: Iterable[bytes] = ()) -> bool:
-        """Ask the leader, these peers and some others that are connected, until one has something new."""
+        """Ask these peers, the leader and some others that are connected, until one has something new."""
         others = sorted(self._network.peers() - {self.leader})
         self._luck.shuffle(others)
-        named = dict.fromkeys((self.leader, *peers, *others[:PEERS_ASKED]))
+        named = dict.fromkeys((*peers, self.leader, *others[:PEERS_ASKED]))
         async with self._asking:
-            before = self.tip
+            before = self.follower
             for peer in named:
                 if not peer or peer == self._network.public:
                     continue
                 try:
                     await self.ask(peer)
+                    if await self.ask_for_grants(peer):
+                        await self.ask(peer)
                 except (PeerError, ProtocolError) as error:
                     log.info("the chain cannot be caught up with there: %s", error)
-                if self.tip is not before:
+                if self.follower is not before:
                     return True
         return False
 
     async def ask(self, peer: bytes) -> None:
-        """Ask one peer for the heads that follow ours, until there are none."""
+        """Ask one peer for the heads that follow ours, until there are none. If they are of a later term, for its grant first."""
+        while True:
+            try:
+                await self._ask_for_heads(peer)
+            except ChainError as error:
+                if error.rule != "missing-grant" or not await self.ask_for_grants(peer):
+                    raise
+            else:
+                return
+
+    async def ask_for_grants(self, peer: bytes) -> bool:
+        """Ask one peer for the grants of our term and the next, until it has no later one. Whether some were new."""
+        first = self.follower
+        while True:
+            before = self.follower
+            held = HeadsQuestion.of([head.id for head in before.heads]).held
+            answer = await self._network.request(
+                peer,
+                topics.GRANTS_STREAM,
+                encode(GrantsQuestion(held, before.term)),
+                deadline=ASK_SECONDS,
+                most=limits.GRANTS_BYTES,
+            )
+            try:
+                for shown in decode(GrantsAnswer, answer).grants:
+                    await self._take_grant(shown)
+            except ProtocolError as error:
+                self._blame(peer, error)
+                raise
+            if self.follower.term == before.term:
+                return self.follower is not first
+
+    async def _take_grant(self, shown: ShownGrant) -> None:
+        run = self.follower.rules.run
+        branch = [open_sealed(sealed, WeightsHead, run) for sealed in shown.branch]
+        try:
+            await self.hear_grant(shown.grant, branch)
+        except ChainError as error:
+            if error.rule != "old-term":  # it is held
+                raise
+
+    async def _ask_for_heads(self, peer: bytes) -> None:
         for _ in itertools.count():
             held = [head.id for head in self._store.follower.heads]
             answer = await self._network.request(

@@ -1,4 +1,4 @@
-"""What this node gives to others of the chain: heads, and every blob that its store holds, from the moment it is whole.
+"""What this node gives to others of the chain: heads, grants, and every blob that its store holds, from the moment it is whole.
 
 It announces the tables that it holds, newest first, so that whoever wants a version finds those who have it, the
 trainer being one of many. It fetches nothing, and decides nothing about what is kept.
@@ -21,6 +21,7 @@ from echo_node.net.blobs.serving import BlobDesk
 from echo_node.net.blobs.shelf import Held, Shelf
 from echo_node.net.throttle import Uplink
 from echo_node.weights.blobfolder import BlobFolder
+from echo_node.weights.grants import GrantServer
 from echo_node.weights.heads import HeadServer
 from echo_node.weights.store import WeightsStore
 from protocol import encode, limits, topics
@@ -29,17 +30,26 @@ log = logging.getLogger(__name__)
 
 WAITING: Final = 16
 """Tables that wait to be announced; when more come, the oldest is not."""
+_LENT: Final = "lent"
+
+
+def lent_folder(store: WeightsStore) -> BlobFolder:
+    """Beside the blobs of the chain: what this node gives as well, and whoever put it there takes away again."""
+    return BlobFolder(store.blobs.folder.with_name(_LENT), durable=False)
 
 
 class FolderShelf(Shelf):
-    """A folder of blobs as a shelf: a file stands there under its hash only when it is whole and right."""
+    """Folders of blobs as a shelf: a file stands there under its hash only when it is whole and right."""
 
-    def __init__(self, blobs: BlobFolder) -> None:
+    def __init__(self, *folders: BlobFolder) -> None:
         super().__init__()
-        self._blobs = blobs
+        self._folders = folders
 
     def _find(self, blob: bytes) -> Held | None:
-        return super()._find(blob) or self._blobs.held(blob)
+        found = super()._find(blob)
+        for folder in self._folders:
+            found = found or folder.held(blob)
+        return found
 
 
 class Offering:
@@ -56,10 +66,11 @@ class Offering:
     ) -> None:
         self._network = network
         self._store = store
-        shelf = shelf or FolderShelf(store.blobs)
+        shelf = shelf or FolderShelf(store.blobs, lent_folder(store))
         shelf.keep(store.flat.id, {store.flat.id: encode(store.flat.layout)})
         self._desk = BlobDesk(network, shelf, uplink, port)
         self._heads = HeadServer(lambda: store.follower.heads)
+        self._grants = GrantServer(lambda: store.follower, store.find)
         self._waiting: OrderedDict[bytes, None] = OrderedDict()
         self._news = trio.Event()
 
@@ -69,6 +80,7 @@ class Offering:
         with (
             self._desk.serve(),
             self._network.serve(topics.CHAIN_STREAM, self._heads.serve, most=limits.SMALL_BYTES),
+            self._network.serve(topics.GRANTS_STREAM, self._grants.serve, most=limits.SMALL_BYTES),
         ):
             async with trio.open_nursery() as nursery:
                 self.announce(self._store.flat.id)

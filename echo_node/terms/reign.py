@@ -1,0 +1,121 @@
+"""A leader's time: it beats, answers other candidates, and hears whether it was replaced, for as long as it works.
+
+    async with Reign(network, identity, store, manifest, box).hold():
+        ...                                        # lead
+
+When a grant of a later term arrives, what is within ends with a `DeposedError`. It knows nothing of what a leader does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import trio
+
+from echo_node.errors import PeerError
+from echo_node.net.base import Network
+from echo_node.terms.heartbeat import Heart, Pulse
+from echo_node.terms.lease import Lease
+from echo_node.terms.voting import VoteBox, VotingDesk
+from echo_node.weights.hearing import Hearing
+from echo_node.weights.store import WeightsStore
+from protocol import ChainError, Follower, Identity, ProtocolError, peer_id
+from protocol.manifest import Terms
+
+log = logging.getLogger(__name__)
+ASK_SECONDS: Final = 15.0
+"""In which a leader that comes back asks whether it still leads. When nobody answers, it leads."""
+ASK_PAUSE: Final = 0.5
+
+
+class DeposedError(PeerError):
+    """Another trainer leads a later term: whoever led follows from now on."""
+
+
+class Reign:
+    """One leader's hold on its term. `ext` goes out with each heartbeat."""
+
+    def __init__(
+        self,
+        network: Network,
+        identity: Identity,
+        store: WeightsStore,
+        terms: Terms,
+        box: VoteBox,
+        *,
+        ext: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self._public = identity.public
+        self._store = store
+        self._hearing = Hearing(network, store)
+        lease = Lease(lambda: store.follower, terms.lease_ms / 1000)
+        self._pulse = Pulse(network, self._hearing, lease)
+        self._desk = VotingDesk(network, self._hearing, lease, box, held=lambda: store.tip)
+        self._heart = Heart(
+            network, identity, lambda: store.follower, lease, seconds=terms.heartbeat_ms / 1000, ext=ext
+        )
+
+    @property
+    def leads(self) -> bool:
+        follower = self._store.follower
+        return follower.leader == self._public and not follower.holding
+
+    @asynccontextmanager
+    async def hold(self) -> AsyncGenerator[None]:
+        """Lead, until the block is left or this node is deposed. It asks others first: it may have been replaced while away."""
+        with trio.move_on_after(ASK_SECONDS):
+            await self._hearing.ask_around()
+            await self._ask_electors()
+        self._check_leads()
+        try:
+            with self._desk.serve():
+                async with trio.open_nursery() as nursery:
+                    for task in (self._hearing.follow, self._pulse.follow, self._heart.beat, self._watch):
+                        nursery.start_soon(task)
+                    yield
+                    nursery.cancel_scope.cancel()
+        except (ChainError, ExceptionGroup) as error:
+            # The publisher may find out first, when a head of its own is refused.
+            if self.leads:
+                raise
+            raise self._deposed() from error
+
+    async def _ask_electors(self) -> None:
+        """Ask so many electors for a later grant that one of any majority is among them. A run that begins has none."""
+        rules = self._store.follower.rules
+        others = set(rules.electors) - {self._public}
+        enough = len(others) - rules.majority + 1
+        answered = set[bytes]()
+        while self.leads and self._hearing.tip is not None and len(answered) < enough:
+            for elector in sorted(others - answered):
+                try:
+                    await self._hearing.ask_for_grants(elector)
+                    answered.add(elector)
+                except (PeerError, ProtocolError) as error:
+                    log.info("an elector cannot say whether this trainer still leads: %s", error)
+            await trio.sleep(ASK_PAUSE)
+
+    async def _watch(self) -> None:
+        seen: Follower = self._store.follower
+        while True:
+            self._check_leads()
+            seen = await self._hearing.wait_for_change(seen)
+
+    def _check_leads(self) -> None:
+        if not self.leads:
+            raise self._deposed()
+
+    def _deposed(self) -> DeposedError:
+        follower = self._store.follower
+        if not follower.leader or follower.holding:
+            return DeposedError(
+                f"nobody leads term {follower.term}: its leader or its election was caught in a lie",
+                advice="wait for the electors to grant the next term",
+            )
+        return DeposedError(
+            f"{peer_id(follower.leader)} leads term {follower.term}, so this trainer no longer does",
+            advice="it stands by, and follows the chain from there",
+        )
