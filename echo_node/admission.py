@@ -116,6 +116,12 @@ class Admission:
         group = admitted.group
         self._filled.discard((group.message.heads[0], group.signer, group.message.slot))
 
+    def remember(self, head: bytes, sampler: bytes, slot: int) -> None:
+        """A slot that was filled before this process began."""
+        if head in self._known and (head, sampler, slot) not in self._filled:
+            self._filled.add((head, sampler, slot))
+            self._admitted[head, sampler] += 1
+
     def _is_member(self, sampler: bytes) -> bool:
         return any(sampler in known.members for known in self._known.values())
 

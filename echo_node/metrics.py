@@ -6,8 +6,10 @@ import dataclasses
 import json
 import time
 from collections import Counter, deque
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from echo_node.errors import StoreError, boundary
 
@@ -47,6 +49,28 @@ class StepRecord:
     step_seconds: float
     at_seconds: float
     """Since the run began on this node."""
+    number: int = 0
+    """Of the batch: steps that taught nothing do not move the policy on, and are counted here."""
+    mask_share: float = 0.0
+    """Of the tokens, those that were masked out for how far the sampler's claim is from the policy."""
+    veto_share: float = 0.0
+    """Of the completions, those that were left out for the same."""
+    kl: float = 0.0
+    """The divergence from the reference policy, where the run has one."""
+    learning_rate: float = 0.0
+    condemned_used: int = 0
+    """Groups that were found dishonest after they had been used, so far."""
+    waiting: int = 0
+    """Groups in the replay buffer."""
+    bytes_in: int = 0
+    """Of groups that came since the step before."""
+    bytes_out: int = 0
+    """Of the version that was published for it."""
+
+    @property
+    def by_sampler(self) -> Counter[bytes]:
+        """How many groups of each sampler were trained on."""
+        return Counter(group.sampler for group in self.groups)
 
     @property
     def staleness(self) -> Counter[int]:
@@ -59,21 +83,61 @@ class StepRecord:
         told["head"] = self.head.hex()
         told["groups"] = [group.id.hex() for group in self.groups]
         told["staleness"] = {str(age): count for age, count in sorted(self.staleness.items())}
+        told["by_sampler"] = {key.hex(): count for key, count in sorted(self.by_sampler.items())}
         return told
 
 
-class Records:
-    """The steps of a run, in memory and, where a file is given, as JSON lines."""
+class Writer(Protocol):
+    """Where records go besides memory: a file, a database, somebody's web page."""
 
-    def __init__(self, file: Path | None = None) -> None:
-        self.steps: list[StepRecord] = []
+    def write(self, record: StepRecord) -> None:
+        """Take one record, soon after its step."""
+
+    def close(self) -> None:
+        """No more will come."""
+
+
+class Lines:
+    """Records as lines of JSON, in a file that others may read meanwhile."""
+
+    def __init__(self, file: Path) -> None:
         self._file = file
+
+    def write(self, record: StepRecord) -> None:
+        with boundary(StoreError, f"writing to {self._file}"), self._file.open("a") as lines:
+            lines.write(json.dumps(record.plain()) + "\n")
+
+    def close(self) -> None:
+        """Nothing is open between two lines."""
+
+
+class Records:
+    """The steps of a run, in memory and wherever else its writers put them; a file gets lines of JSON."""
+
+    def __init__(self, file: Path | None = None, *, writers: Iterable[Writer] = ()) -> None:
+        self.steps: list[StepRecord] = []
+        self._writers: list[Writer] = [*([Lines(file)] if file else ()), *writers]
 
     def add(self, record: StepRecord) -> None:
         self.steps.append(record)
-        if self._file:
-            with boundary(StoreError, f"writing to {self._file}"), self._file.open("a") as lines:
-                lines.write(json.dumps(record.plain()) + "\n")
+        for writer in self._writers:
+            writer.write(record)
+
+    def recall(self, earlier: Iterable[StepRecord]) -> None:
+        """Have steps of an earlier process as well, those that are not here."""
+        known = {record.number for record in self.steps}
+        self.steps += [record for record in earlier if record.number not in known]
+        self.steps.sort(key=lambda record: record.number)
+
+    @contextmanager
+    def writing_to(self, writer: Writer) -> Generator[None]:
+        """Put records there too for as long as the block lasts, and close it."""
+        self._writers.append(writer)
+        try:
+            yield
+        finally:
+            self._writers.remove(writer)
+            writer.close()
 
     def reward(self, last: int = 10) -> float:
         """The mean reward of the last few steps."""

@@ -44,7 +44,7 @@ def test_staleness_counts_groups_by_how_many_steps_old_they_were():
 def test_a_record_as_json_has_no_bytes_and_loses_no_figure():
     told = record(9, ages=(0, 2, 2))
     plain = json.loads(json.dumps(told.plain()))
-    assert plain.keys() == {*StepRecord.__dataclass_fields__, "staleness"}
+    assert plain.keys() == {*StepRecord.__dataclass_fields__, "staleness", "by_sampler"}
     assert plain["head"] == "68" * 32
     assert plain["groups"] == [group.id.hex() for group in told.groups]
     assert plain["staleness"] == {"0": 1, "2": 2}

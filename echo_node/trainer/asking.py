@@ -1,19 +1,24 @@
 """Sequential pull: ask the samplers of a head's roster to fill its slots, and take a batch of nothing else.
 
-Slots are dealt in turn, answers are sorted by sampler and slot, so the batch does not depend on who was faster. A sampler
-that does not answer is left out, and its share is dealt to the others.
+Work goes out in rounds: what is missing is shared out, and everybody is waited for who is not late. What a sampler did not
+fill is shared out again among the others, who fill slots of their own. The first groups to arrive make the batch; what comes
+when it is full is of no use, whoever sent it. Answers are sorted by sampler and slot, so where nobody is late the batch does
+not depend on who was faster.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import math
 from collections.abc import Callable
 
 import trio
 
 from echo_node.admission import Admitted, Refused
-from echo_node.errors import PeerError
+from echo_node.errors import DefectError, PeerError
 from echo_node.net.base import Network
+from echo_node.trainer.spreading import Evenly, Spread
 from protocol import (
     Envelope,
     Identity,
@@ -39,6 +44,67 @@ class NobodyAnswersError(PeerError):
     """No sampler of the roster answers now. Another may have joined since, or come back."""
 
 
+@dataclasses.dataclass(eq=False, slots=True)
+class _Ask:
+    """A question that is under way."""
+
+    sampler: bytes
+    request: RolloutRequest
+    began: float
+    late: bool = False
+
+
+class _Filling:
+    """A batch on its way: what is there, who is at work on the rest, and who is of no help."""
+
+    def __init__(self, head: bytes, willing: list[bytes], batch: int) -> None:
+        self.head = head
+        self.groups: list[Admitted] = []
+        self.asks: list[_Ask] = []
+        self.answered: set[bytes] = set()
+        self.failed: set[bytes] = set()
+        self.news = trio.Event()
+        self._willing = willing
+        self._batch = batch
+        self._used = dict.fromkeys(willing, 0)
+
+    @property
+    def missing(self) -> int:
+        return self._batch - len(self.groups)
+
+    @property
+    def free(self) -> list[bytes]:
+        """Who could be asked: those that have not failed and have nothing to do."""
+        busy = {ask.sampler for ask in self.asks}
+        return [each for each in self._willing if each not in busy and each not in self.failed]
+
+    @property
+    def late(self) -> list[_Ask]:
+        return [ask for ask in self.asks if ask.late]
+
+    @property
+    def awaited(self) -> list[_Ask]:
+        return [ask for ask in self.asks if not ask.late]
+
+    def ask(self, sampler: bytes, count: int) -> _Ask:
+        """The sampler's next slots, as a question to it."""
+        request = RolloutRequest(count=count, first=self._used[sampler], head=self.head)
+        self._used[sampler] += count
+        self.asks.append(ask := _Ask(sampler, request, trio.current_time()))
+        return ask
+
+    def take(self, groups: list[Admitted]) -> None:
+        """Those of the lowest slots first, and no more than are missing."""
+        in_order = sorted(groups, key=lambda group: group.order)
+        self.groups += in_order[: self.missing]
+
+    def done(self, ask: _Ask) -> None:
+        """A question is under way no more."""
+        self.asks.remove(ask)
+        self.news.set()
+        self.news = trio.Event()
+
+
 class SequentialSource:
     """Batches of exactly one head. A sampler that failed is left alone for a while, longer each time that it fails."""
 
@@ -49,12 +115,15 @@ class SequentialSource:
         run: bytes,
         batch: int,
         judge: Callable[[Envelope], Admitted | Refused],
+        *,
+        spread: Spread | None = None,
     ) -> None:
         self._network = network
         self._identity = identity
         self._run = run
         self._batch = batch
         self._judge = judge
+        self._spread = spread or Evenly()
         self._failures: dict[bytes, int] = {}
         self._rests: dict[bytes, int] = {}
         """In how many steps a sampler that failed is asked again."""
@@ -62,59 +131,82 @@ class SequentialSource:
     async def next_batch(self, head: Opened[WeightsHead], roster: Roster) -> tuple[Admitted, ...]:
         """Every slot filled once, under this head, by samplers of its roster."""
         willing = self._rested([member.key for member in roster.members])
-        filled: list[Admitted] = []
-        used = dict.fromkeys(willing, 0)
-        while len(filled) < self._batch:
-            if not willing:
-                raise NobodyAnswersError(
-                    "no sampler of the roster answers", advice="start one with echo-node join --role sampler"
-                )
-            failed: set[bytes] = set()
-            missing = self._batch - len(filled)
-            async with trio.open_nursery() as nursery:
-                for index, sampler in enumerate(willing):
-                    if count := min(len(range(index, missing, len(willing))), limits.BATCH):
-                        nursery.start_soon(self._ask, sampler, head, used[sampler], count, filled, failed)
-                        used[sampler] += count
-            willing = [sampler for sampler in willing if sampler not in failed]
-            self._remember(failed, willing)
-        return tuple(sorted(filled, key=lambda group: group.order))
+        filling = _Filling(head.id, willing, self._batch)
+        async with trio.open_nursery() as nursery:
+            while filling.missing and (filling.free or filling.asks):
+                for sampler, count in self._deal(filling):
+                    nursery.start_soon(self._ask, filling.ask(sampler, count), filling)
+                await self._wait(filling)
+            nursery.cancel_scope.cancel()  # nothing that is still under way has room
+        self._remember(filling)
+        if filling.missing:
+            raise NobodyAnswersError(
+                "no sampler of the roster answers", advice="start one with echo-node join --role sampler"
+            )
+        if any(group.group.message.heads != (head.id,) for group in filling.groups):
+            raise DefectError("a sequential batch with a group of another version")
+        return tuple(sorted(filling.groups, key=lambda group: group.order))
+
+    def _deal(self, filling: _Filling) -> list[tuple[bytes, int]]:
+        """Who is asked next for how many groups."""
+        if not (free := filling.free):
+            return []
+        shares = zip(free, self._spread.shares(free, filling.missing), strict=True)
+        return [(sampler, min(count, limits.BATCH)) for sampler, count in shares if count]
+
+    async def _wait(self, filling: _Filling) -> None:
+        """Until the batch is full, or nobody is waited for and somebody can be asked, or nobody is left at all."""
+        while filling.missing and (filling.awaited or (filling.late and not filling.free)):
+            due = {ask: self._due(ask) for ask in filling.awaited}
+            with trio.move_on_at(min(due.values(), default=math.inf)):
+                await filling.news.wait()
+            for ask, when in due.items():
+                if ask in filling.asks and trio.current_time() >= when:
+                    ask.late = True
+                    told = peer_id(ask.sampler)
+                    log.warning(
+                        "sampler %s is late with %d groups: others are asked", told, ask.request.count
+                    )
+
+    def _due(self, ask: _Ask) -> float:
+        return ask.began + self._spread.patience(ask.sampler, ask.request.count)
 
     def _rested(self, roster: list[bytes]) -> list[bytes]:
         """Whom to ask: those who do not rest; all of them, if everybody does."""
         self._rests = {key: left - 1 for key, left in self._rests.items() if left > 1 and key in roster}
         return [key for key in roster if key not in self._rests] or roster
 
-    def _remember(self, failed: set[bytes], answered: list[bytes]) -> None:
-        for key in answered:
+    def _remember(self, filling: _Filling) -> None:
+        """Who is still late when the batch is full has failed as well."""
+        late = {ask.sampler for ask in filling.late}
+        for ask in filling.late:
+            waited = trio.current_time() - ask.began
+            self._spread.kept_waiting(ask.sampler, ask.request.count, waited)
+        for key in filling.answered - filling.failed - late:
             self._failures.pop(key, None)
-        for key in failed:
+        for key in filling.failed | late:
             self._failures[key] = self._failures.get(key, 0) + 1
             self._rests[key] = min(2 ** (self._failures[key] - 1), LONGEST_REST)
 
-    async def _ask(
-        self,
-        sampler: bytes,
-        head: Opened[WeightsHead],
-        first: int,
-        count: int,
-        filled: list[Admitted],
-        failed: set[bytes],
-    ) -> None:
+    async def _ask(self, ask: _Ask, filling: _Filling) -> None:
         """Have one sampler fill its slots: all of them count, or none."""
-        request = RolloutRequest(count=count, first=first, head=head.id)
         try:
             answer = await self._network.request(
-                sampler,
+                ask.sampler,
                 topics.ROLLOUT_STREAM,
-                seal(request, self._identity, self._run),
+                seal(ask.request, self._identity, self._run),
                 deadline=ROLLOUT_SECONDS,
                 most=limits.ANSWER_BYTES,
             )
-            filled += self._read(sampler, request, answer)
+            groups = self._read(ask.sampler, ask.request, answer)
         except (PeerError, ProtocolError) as error:
-            log.warning("sampler %s is left out of this step: %s", peer_id(sampler), error)
-            failed.add(sampler)
+            log.warning("sampler %s is left out of this step: %s", peer_id(ask.sampler), error)
+            filling.failed.add(ask.sampler)
+        else:
+            self._spread.took(ask.sampler, ask.request.count, trio.current_time() - ask.began)
+            filling.answered.add(ask.sampler)
+            filling.take(groups)
+        filling.done(ask)
 
     def _read(self, sampler: bytes, request: RolloutRequest, answer: bytes) -> list[Admitted]:
         groups = []

@@ -6,12 +6,15 @@ when plenty is waiting, so that groups do not grow stale in the buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import trio
 
 from echo_node.admission import Admitted, Refused
 from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
+from echo_node.referring import Fetching, groups_in
+from echo_node.trainer.journal import KeptGroup, TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
 from protocol import Envelope, read_batch, topics
@@ -20,12 +23,14 @@ _MEMORY = 0.7
 """How much of the measured pace of steps is the past's."""
 _SEEN_BY_ALL = frozenset({"malformed", "wrong-signature"})
 """Faults that whoever passed a group on could have seen."""
+_TOGETHER = 16
+"""Messages whose groups go to the disk at once, where so many wait: every commit takes its time."""
 _FASTEST = 1e6
 """The largest rate that a receipt can carry."""
 
 
 class GossipSource:
-    """Batches out of whatever has arrived and is fresh enough."""
+    """Batches out of whatever has arrived and is fresh enough. What is acknowledged is in the journal first."""
 
     def __init__(
         self,
@@ -35,6 +40,8 @@ class GossipSource:
         receipts: Receipts,
         judge: Callable[[Envelope], Admitted | Refused],
         release: Callable[[Admitted], None],
+        journal: TrainingJournal,
+        fetching: Fetching | None = None,
     ) -> None:
         self._run = run
         self._batch = batch
@@ -42,25 +49,57 @@ class GossipSource:
         self._receipts = receipts
         self._judge = judge
         self._release = release
-        self._arrived = trio.Event()
+        self._journal = journal
+        self._fetching = fetching
+        self._turn = trio.Lock()
+        """Who takes groups in, one message at a time: room that was found is still there when they are on disk."""
+        self._changed = trio.Event()
         self._pace: float | None = None
+        self.bytes_in = 0
+        """Of all groups that came, good or bad."""
 
     async def hear(self, network: Network) -> None:
         """Take in groups for as long as the trainer works."""
         topic = topics.topic(self._run, topics.GROUPS)
-        async with network.subscribe(topic, self._look_at) as inbox:
+        async with network.subscribe(topic, self.look_at) as inbox:
             async for message in inbox:
-                for envelope in read_batch(message.data):
-                    fault = self._take(envelope)
+                together = [message]
+                while len(inbox) and len(together) < _TOGETHER:
+                    together.append(await inbox.receive())
+                groups = [(each.sender, group) for each in together for group in groups_in(each.data)]
+                faults = await self._take([group for _, group in groups])
+                for (sender, _), fault in zip(groups, faults, strict=True):
                     if fault in _SEEN_BY_ALL:
-                        network.score(message.sender, fault)
+                        network.score(sender, fault)
 
-    async def next_batch(self, step: int) -> tuple[Admitted, ...]:
-        """A batch for the policy at this step, as soon as there is one."""
-        while not (drawn := self._buffer.draw(self._batch, step)):
-            self._arrived = trio.Event()
-            await self._arrived.wait()
-        return drawn
+    async def take(self, message: Message) -> bytes:
+        """Groups that were delivered by hand, long ones by reference, and a receipt for who did, should that by gossip be lost."""
+        groups = (
+            groups_in(message.data)
+            if self._fetching is None
+            else await self._fetching.groups_of(message.data, message.sender)
+        )
+        await self._take(groups)
+        return self._receipts.answer(envelope.id for envelope in groups)
+
+    async def next_batch(self, step: int, *, patience: float = math.inf) -> tuple[Admitted, ...]:
+        """A batch for the policy at this step, as soon as there is one; nothing, when no group has come for so long."""
+        while True:
+            await self._drop(self._buffer.expire(step), "stale")
+            if drawn := self._buffer.draw(self._batch, step):
+                return drawn
+            changed = self._changed
+            self._receipts.rate = None  # nothing to do here: whatever the pace was, it was too slow
+            await self._drop(self._buffer.make_room(), "unverified")
+            with trio.move_on_after(patience) as waiting:
+                await changed.wait()
+            if waiting.cancelled_caught:
+                return ()
+
+    def wake(self) -> None:
+        """Something has changed that may let a batch be drawn."""
+        self._changed.set()
+        self._changed = trio.Event()
 
     def stepped(self, seconds: float, samplers: int) -> None:
         """A step has taken so long, without the wait for its batch: tell the samplers the pace that would feed it."""
@@ -70,23 +109,43 @@ class GossipSource:
         rate = eagerness * self._batch / max(self._pace, 1e-3) / max(samplers, 1)
         self._receipts.rate = min(rate, _FASTEST)
 
-    def _look_at(self, message: Message) -> Validation:
+    def look_at(self, message: Message) -> Validation:
         """What a forwarder could have seen is held against it (a `ProtocolError` too); what is stale or double is not."""
         if any(envelope.run != self._run for envelope in read_batch(message.data)):
             return Reject("wrong-run")
         return ACCEPT
 
-    def _take(self, envelope: Envelope) -> str:
-        """Keep a group and answer its sampler; returns why not, if it was refused."""
-        judged = self._judge(envelope)
-        if isinstance(judged, Refused):
-            if judged.signed:
-                self._receipts.refuse(judged.id, judged.reason)
-            return judged.reason
-        if self._buffer.add(judged):
-            self._receipts.accept(judged.group.id)
-            self._arrived.set()
-            return ""
-        self._release(judged)
-        self._receipts.refuse(judged.group.id, "full")
-        return "full"
+    async def _take(self, groups: Sequence[Envelope]) -> list[str]:
+        """Keep groups and answer their samplers; returns for each why not, or nothing."""
+        self.bytes_in += sum(len(envelope.sealed) for envelope in groups)
+        good: list[Admitted] = []
+        faults: list[str] = []
+        async with self._turn:
+            for envelope in groups:
+                judged = self._judge(envelope)
+                if isinstance(judged, Refused):
+                    faults.append(judged.reason)
+                    if judged.signed:
+                        self._receipts.refuse(judged.id, judged.reason)
+                elif self._buffer.reserve(judged.group.signer):
+                    faults.append("")
+                    good.append(judged)
+                else:
+                    faults.append("full")
+                    self._release(judged)
+                    self._receipts.refuse(judged.group.id, "full")
+            try:
+                if good:
+                    await self._journal.keep([KeptGroup.of(each.group, each.step) for each in good])
+            finally:
+                self._buffer.reserved.clear()
+            for each in good:
+                self._buffer.put(each)
+                self._receipts.accept(each.group.id)
+        if good or "full" in faults:
+            self.wake()
+        return faults
+
+    async def _drop(self, groups: Sequence[Admitted], reason: str) -> None:
+        if groups:
+            await self._journal.drop({group.group.id: reason for group in groups})

@@ -1,45 +1,73 @@
 """The trainer: batches in, versions out, in step with the samplers by either of Echo's protocols.
 
-Every step is the same: get a batch, reward it, learn, publish. Where the batch comes from is the mode: asked for
-(sequential pull) or gathered (asynchronous push-pull). It knows no sampler's inside, and never imports one.
+Every step is the same: get a batch, reward it, write it down, learn, publish. Where the batch comes from is the mode: asked
+for (sequential pull) or gathered (asynchronous push-pull). Whatever ends it, it goes on where it was. It knows no sampler's
+inside, and never imports one.
 """
 
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
 
-import torch
 import trio
 
 from echo_node.admission import Admission, Admitted, Refused
-from echo_node.engine.base import TensorBytes
 from echo_node.errors import ContractError, DefectError, PeerError
-from echo_node.metrics import Rate, Records, StepRecord, TrainedGroup
+from echo_node.metrics import Rate, Records
 from echo_node.net.base import ACCEPT, Message, Network, Validation
 from echo_node.net.outbox.deliveries import Taker, serve_deliveries
+from echo_node.referring import Fetching
 from echo_node.run import Run
 from echo_node.trainer.asking import NobodyAnswersError, SequentialSource
 from echo_node.trainer.gathering import GossipSource
+from echo_node.trainer.heeding import Heeding
+from echo_node.trainer.journal import Batch, TrainingJournal
 from echo_node.trainer.receipts import Receipts
+from echo_node.trainer.recording import Circumstances, step_record
+from echo_node.trainer.remembering import know_groups, know_heads
 from echo_node.trainer.replay import ReplayBuffer
+from echo_node.trainer.resuming import CHECKPOINT_EVERY, StandStill, keep_checkpoint, learn, resume, state_of
 from echo_node.trainer.roster import JoinDesk
 from echo_node.trainer.settings import training_settings
-from echo_node.trainer.step import SampledCompletion, StepFigures, TrainingGroup, TrainStep
+from echo_node.trainer.spreading import Spread
+from echo_node.trainer.step import StepFigures, TrainStep
+from echo_node.trainer.verdicts import VerdictPolicy
+from echo_node.trainer.vetting import Vetting
 from echo_node.weights.offering import Offering
 from echo_node.weights.publish import Publication, Publisher
-from protocol import Envelope, Identity, Join, Opened, Roster, WeightsHead, open_sealed, topics
+from protocol import (
+    Envelope,
+    Identity,
+    Join,
+    Opened,
+    Roster,
+    WeightsHead,
+    open_sealed,
+    topics,
+)
 
 log = logging.getLogger(__name__)
 NOBODY_SECONDS = 5.0
-"""How long to wait for a sampler before asking again."""
+"""How long to wait for samplers that bring nothing, before a head with a fresh roster goes out."""
+LONGEST_PATIENCE: Final = 300.0
+FRUITLESS: Final = 64
+"""Batches in a row of which the contract can score nothing, before it is taken for broken."""
+
+
+class Source(Protocol):
+    """Where batches come from, if not from the swarm: a log, so that a run can be had again bit for bit."""
+
+    async def next_batch(self, head: Opened[WeightsHead], number: int) -> tuple[Admitted, ...]:
+        """The batch of this number, for the policy of this head."""
 
 
 class TrainerLoop:
-    """The trainer that leads a run. `records` gets a record of each step."""
+    """The trainer that leads a run. `records` gets a record of each step; with `checkpoints`, a folder, it can be resumed."""
 
     def __init__(
         self,
@@ -50,6 +78,12 @@ class TrainerLoop:
         step: TrainStep,
         publisher: Publisher,
         records: Records,
+        journal: TrainingJournal,
+        policy: VerdictPolicy | None = None,
+        checkpoints: Path | None = None,
+        checkpoint_every: int = CHECKPOINT_EVERY,
+        spread: Spread | None = None,
+        source: Source | None = None,
     ) -> None:
         batch, bound = training_settings(run.told).batch_groups, run.told.sync.staleness
         self._run = run
@@ -57,43 +91,145 @@ class TrainerLoop:
         self._step = step
         self._publisher = publisher
         self._records = records
+        self._journal = journal
+        self._checkpoints = checkpoints
+        self._checkpoint_every = checkpoint_every
+        self._source = source
+        self._policy = policy or VerdictPolicy(run, identity)
         self._admission = Admission(run)
-        self._versions_kept = bound + 2
+        self._bound = bound
         self._offering = Offering(network, publisher.store)
         self._desk = JoinDesk(run)
         self._roster = Roster(())
-        self._announced: list[Opened[WeightsHead]] = []
-        """Heads whose blobs can be had."""
-        self._buffer = ReplayBuffer(capacity=(bound + 1) * batch, staleness=bound)
-        self._receipts = Receipts(
-            network, identity, run.id, lambda: self._announced[-1] if self._announced else None
+        self._announced: Opened[WeightsHead] | None = None
+        """The newest head whose blobs can be had."""
+        self._buffer = ReplayBuffer(
+            capacity=(bound + 1) * batch, staleness=bound, batch=batch, entry=self._policy
         )
+        self._receipts = Receipts(network, identity, run.id, lambda: self._announced)
         self._gossip = GossipSource(
-            run.id, batch, self._buffer, self._receipts, self._judge, self._admission.release
+            run.id,
+            batch,
+            self._buffer,
+            self._receipts,
+            self.judge,
+            self._admission.release,
+            journal,
+            Fetching(network, run.id),
         )
-        self._sequential = SequentialSource(network, identity, run.id, batch, self._judge)
+        self._heeding = Heeding(run, self._policy, self._buffer, self._receipts, journal, self._gossip.wake)
+        self._sequential = SequentialSource(network, identity, run.id, batch, self.judge, spread=spread)
         self._refused: Counter[str] = Counter()
+        self._vetting = Vetting(run, self._policy, self._heeding, self._receipts, journal, self._refused)
+        self._carried: list[bytes] = []
+        """Groups that were learnt from since the last head, which the next one commits to."""
+        self._unpublished = 0
+        """Batches since the last head."""
+        self._number = 0
+        """Of the last batch."""
+        self._checkpointed = 0
+        self._fruitless = 0
+        self._bytes_in = 0
         self._active: deque[set[bytes]] = deque(maxlen=8)
         """Who has filled the last few batches: only they count when the pace is shared out."""
         self._began = time.monotonic()
+        self.stood: StandStill | None = None
+        """Where the trainer before this one stood, once that is known."""
         self.tokens = Rate()
         """Tokens admitted, by the second."""
 
     async def work(self, steps: int, *, first_samplers: int = 1) -> None:
-        """Wait for the first samplers, take so many steps, and return; whatever helps on the way ends with it."""
+        """Go on where it was, or wait for the first samplers; work until the run has had so many batches in all.
+
+        Whatever helps on the way ends with it.
+        """
+        stood = self.stood = await self._come_back()
         with serve_deliveries(
             self._network,
-            {topics.topic(self._run.id, topics.JOINS): Taker(self._look_at_join, self._welcome)},
+            {
+                topics.topic(self._run.id, topics.JOINS): Taker(self._look_at_join, self._welcome),
+                topics.topic(self._run.id, topics.GROUPS): Taker(self._gossip.look_at, self._gossip.take),
+            },
         ):
             async with self._offering.serve(), trio.open_nursery() as nursery:
                 nursery.start_soon(self._gossip.hear, self._network)
+                nursery.start_soon(self._heeding.hear, self._network)
                 nursery.start_soon(self._receipts.send_now_and_then)
-                await self._desk.wait_for(first_samplers)
-                await self._publish(())
-                for _ in range(steps):
+                if stood.tip is None:
+                    await self._desk.wait_for(first_samplers)
+                    await self._publish()
+                else:
+                    await self._announce(stood.tip)
+                for batch in stood.pending:
+                    await self._train_on(batch)
+                while self._number < steps:
                     await self._take_step()
+                if self._carried:
+                    await self._publish()
+                await self._keep_checkpoint()
                 await self._receipts.send()
                 nursery.cancel_scope.cancel()
+
+    def status(self) -> dict[str, Any]:
+        """How it goes, in plain numbers."""
+        tip = self._publisher.tip
+        return {
+            "version": tip.message.version if tip else None,
+            "step": self._step.version,
+            "batches": self._number,
+            "reward": round(self._records.reward(), 4),
+            "samplers": len(self._desk.roster().members),
+            "waiting": len(self._buffer),
+            "dropped": dict(sorted((self._buffer.dropped + self._refused).items())),
+            "tokens_per_second": round(self.tokens.per_second(), 1),
+        }
+
+    # Coming back
+
+    async def _come_back(self) -> StandStill:
+        """Take up the weights, the batches and the groups of whoever worked in this folder before."""
+        recorded = {record.number for record in self._records.steps}
+        store = self._publisher.store
+
+        def learnt(batch: Batch, figures: StepFigures) -> None:
+            if batch.number not in recorded:
+                head = next(
+                    (each for each in store.follower.heads if each.message.version == batch.version), None
+                )
+                self._records.add(step_record(batch, figures, head.id if head else b"", Circumstances()))
+
+        stood = await resume(self._step, self._publisher, self._journal, self._checkpoints, learnt=learnt)
+        self._number = stood.pending[0].number - 1 if stood.pending else stood.number
+        self._checkpointed = self._number - stood.replayed
+        if self._records.steps:
+            last = self._records.steps[-1]
+            self._refused.update(last.dropped)
+            self._policy.used_condemned = last.condemned_used
+        for sealed in await self._journal.joins():
+            self._desk.welcome(open_sealed(sealed, Join, self._run.id))
+        if stood.tip is not None:
+            known, self._roster = know_heads(self._admission, store, stood.tip, self._bound)
+            self._desk.take_over(self._roster)
+            await know_groups(
+                self._journal,
+                known,
+                admission=self._admission,
+                policy=self._policy,
+                receipts=self._receipts,
+                buffer=self._buffer,
+                judge=self.judge,
+            )
+            await self._heeding.flush()
+            log.info(
+                "going on after batch %d at version %d: %d batches were learnt again, %d groups wait",
+                stood.number,
+                stood.tip.message.version,
+                stood.replayed,
+                len(self._buffer),
+            )
+        return stood
+
+    # Samplers
 
     def _look_at_join(self, message: Message) -> Validation:
         Envelope.parse(message.data).claim(Join, self._run.id)
@@ -102,111 +238,157 @@ class TrainerLoop:
     async def _welcome(self, message: Message) -> bytes:
         """A join, delivered by hand and by whom it is about. It counts from the next head on."""
         join = open_sealed(message.data, Join, self._run.id, signer=message.sender)
-        self._desk.welcome(join)
-        if not self._desk.roster().find(join.signer):
+        if not self._desk.would_welcome(join):
             raise PeerError("this run does not take that engine class, or has no room")
+        await self._journal.join(join.signer, join.sealed)  # the sampler will not say it twice
+        self._desk.welcome(join)
         return b""
 
-    def _judge(self, envelope: Envelope) -> Admitted | Refused:
+    def judge(self, envelope: Envelope) -> Admitted | Refused:
+        """Whether a group may be trained on: by its own checks, and by what verifiers have said."""
         judged = self._admission.judge(envelope)
+        if isinstance(judged, Admitted):
+            group = judged.group
+            self._heeding.apply(self._policy.saw(group.id, group.signer))
+            if self._policy.is_muted(group.signer):
+                judged = Refused(
+                    group.id, "muted", "its sampler is muted for what it sent before", signed=True
+                )
+            elif self._policy.is_condemned(group.id):
+                judged = Refused(group.id, "condemned", "a verifier found it dishonest", signed=True)
         if isinstance(judged, Refused):
             self._refused[judged.reason] += 1
         else:
             self.tokens.add(judged.group.message.token_count)
         return judged
 
-    async def _next_batch(self) -> tuple[Opened[WeightsHead], tuple[Admitted, ...]]:
-        """A batch, and the head of the policy that it goes to. Where nobody answers, a head with a fresh roster goes out."""
+    # Steps
+
+    @property
+    def _tip(self) -> Opened[WeightsHead]:
+        if (tip := self._publisher.tip) is None:
+            raise DefectError("a step before anything was published")
+        return tip
+
+    async def _next_batch(self) -> tuple[Admitted, ...]:
+        """A batch for the policy as it is. Where nobody brings anything, a head with a fresh roster goes out."""
+        if self._source is not None:
+            return await self._source.next_batch(self._tip, self._number + 1)
+        patience = NOBODY_SECONDS
         while True:
-            if (head := self._publisher.tip) is None:
-                raise DefectError("a step before anything was published")
-            if self._run.is_async(head.message.version):
-                return head, await self._gossip.next_batch(head.message.step)
-            try:
-                return head, await self._sequential.next_batch(head, self._roster)
-            except NobodyAnswersError:
-                log.warning("no sampler answers; waiting for one to join or to come back")
-                with trio.move_on_after(NOBODY_SECONDS):
-                    await self._desk.wait_for_news()
-                await self._publish(())
+            if self._run.is_async(self._tip.message.version):
+                if drawn := await self._gossip.next_batch(self._step.version, patience=patience):
+                    return drawn
+                log.warning(
+                    "no group has come for %.0f s; samplers get a new head, and newcomers a chance", patience
+                )
+            else:
+                try:
+                    return await self._sequential.next_batch(self._tip, self._heard_roster())
+                except NobodyAnswersError:
+                    log.warning("no sampler answers; waiting for one to join or to come back")
+                    with trio.move_on_after(patience):
+                        await self._desk.wait_for_news()
+            patience = min(2 * patience, LONGEST_PATIENCE)
+            await self._publish()
+
+    def _heard_roster(self) -> Roster:
+        return Roster(tuple(each for each in self._roster.members if not self._policy.is_muted(each.key)))
 
     async def _take_step(self) -> None:
         start = time.monotonic()
-        head, drawn = await self._next_batch()
+        drawn = await self._next_batch()
         ready = time.monotonic()
-        figures, rewards = await trio.to_thread.run_sync(self._learn, drawn)
-        if figures is None:
+        scored, left_out = await self._vetting.vet(drawn)
+        if not scored:
+            await self._begin_again(left_out)
             return
-        published = await self._publish([group.group.id for group in drawn])
-        done = time.monotonic()
-        self._active.append({group.group.signer for group in drawn})
-        self._gossip.stepped(done - ready, len(set.union(*self._active)))
-        self._records.add(
-            StepRecord(
-                step=published.message.step,
-                policy_step=head.message.step,
-                version=published.message.version,
-                head=published.id,
-                reward=figures.reward,
-                spread=statistics.pstdev(rewards),
-                loss=figures.loss,
-                entropy=figures.tally.mean_entropy,
-                clip_share=figures.tally.clip_share,
-                mismatch_kl=figures.tally.mismatch_kl,
-                effective_sample_share=figures.tally.effective_sample_share,
-                gradient_norm=figures.gradient_norm,
-                tokens=sum(group.group.message.token_count for group in drawn),
-                groups=tuple(_trained(group) for group in drawn),
-                dropped=dict(self._buffer.dropped + self._refused),
-                waited_seconds=ready - start,
-                step_seconds=done - ready,
-                at_seconds=done - self._began,
+        tip = self._tip
+        batch = Batch(self._number + 1, self._step.version, tip.message.version + 1, scored, tip.id)
+        await self._journal.draw(batch, left_out)
+        await self._train_on(batch, waited=ready - start, began=ready)
+
+    async def _begin_again(self, left_out: dict[bytes, str]) -> None:
+        """Nothing of a batch can be used: other slots, of another head, may do better."""
+        await self._journal.drop(left_out)
+        self._fruitless += 1
+        if self._fruitless >= FRUITLESS:
+            raise ContractError(
+                f"of the last {FRUITLESS} batches not one group could be used",
+                advice="try the contract with echo-node contract test",
             )
+        await self._publish()
+
+    async def _train_on(self, batch: Batch, *, waited: float = 0.0, began: float | None = None) -> None:
+        """Learn from a batch that is written down, publish when it is time, and tell what came of it."""
+        began = time.monotonic() if began is None else began
+        figures = await trio.to_thread.run_sync(learn, self._step, batch)
+        self._number, self._fruitless = batch.number, 0
+        self._unpublished += 1
+        self._carried += [group.id for group in batch.groups]
+        self._policy.used(group.id for group in batch.groups)
+        published = await self._publish() if self._is_head_due() else None
+        done = time.monotonic()
+        self._active.append({group.sampler for group in batch.groups})
+        self._gossip.stepped(done - began, len(set.union(*self._active)))
+        seen = Circumstances(
+            dropped=dict(self._buffer.dropped + self._refused),
+            waited_seconds=waited,
+            step_seconds=done - began,
+            at_seconds=done - self._began,
+            condemned_used=self._policy.used_condemned,
+            waiting=len(self._buffer),
+            bytes_in=self._gossip.bytes_in - self._bytes_in
+            or sum(len(each.sealed or b"") for each in batch.groups),
+            bytes_out=sum(route.size for route in published.message.routes) if published else 0,
         )
+        self._bytes_in = self._gossip.bytes_in
+        self._records.add(step_record(batch, figures, published.id if published else b"", seen))
+        if published and (
+            self._checkpoints is None or self._number - self._checkpointed >= self._checkpoint_every
+        ):
+            await self._keep_checkpoint()
 
-    def _learn(self, drawn: Sequence[Admitted]) -> tuple[StepFigures | None, list[float]]:
-        """One optimiser step, in a thread. Every reward is computed here, whatever was claimed."""
-        batch, rewards = [], []
-        for admitted in drawn:
-            group = admitted.group.message
-            said = group.completions()
-            try:
-                worth = self._run.scores(admitted.prompt, [each.ids for each in said])
-            except ContractError as error:  # completions are hostile text: none of them may end the trainer
-                log.warning("a group is left out of its step: %s", error)
-                self._refused["contract-failed"] += 1
-                continue
-            completions = [
-                SampledCompletion(each.ids, each.logprobs, score.value)
-                for each, score in zip(said, worth, strict=True)
-            ]
-            rewards += [completion.reward for completion in completions]
-            batch.append(TrainingGroup(group.prompt_ids(), completions))
-        return (self._step.step(batch) if batch else None), rewards
+    def _is_head_due(self) -> bool:
+        """After every step while samplers are asked, since a batch is of its own version; else as the manifest says, and
+        before the newest head itself is too old to be sampled under.
+        """
+        told = self._tip.message
+        too_old = self._step.version - told.step > self._bound
+        is_async = self._run.is_async(told.version)
+        return not is_async or too_old or self._unpublished >= self._run.told.sync.head_every
 
-    async def _publish(self, trained: Sequence[bytes]) -> Opened[WeightsHead]:
+    # What others see
+
+    async def _publish(self) -> Opened[WeightsHead]:
         """Sign the next version and let everybody know. Its blobs can be had before its head is heard of."""
         self._roster = self._desk.roster()
-        made = await trio.to_thread.run_sync(self._make, trained, self._roster)
-        for route in made.head.message.routes:
-            self._offering.announce(route.table)
+        made = await trio.to_thread.run_sync(self._make, tuple(self._carried), self._roster)
+        self._carried.clear()
+        self._unpublished = 0
         self._admission.published(made.head, self._roster)
-        self._announced.append(made.head)
-        await self._network.publish(topics.topic(self._run.id, topics.HEADS), made.head.sealed)
+        await self._announce(made.head)
         return made.head
 
+    async def _announce(self, head: Opened[WeightsHead]) -> None:
+        for route in head.message.routes:
+            self._offering.announce_held(route.table)
+        self._announced = head
+        await self._network.publish(topics.topic(self._run.id, topics.HEADS), head.sealed)
+
     def _make(self, trained: Sequence[bytes], roster: Roster) -> Publication:
-        state = {
-            name: TensorBytes(
-                "bf16", tuple(tensor.shape), tensor.contiguous().view(torch.uint8).numpy().tobytes()
-            )
-            for name, tensor in self._step.published().items()
-        }
-        made = self._publisher.publish(state, step=self._step.version, roster=roster, groups=trained)
-        self._publisher.store.prune(versions=self._versions_kept, settled=made.head.id)
+        made = self._publisher.publish(
+            state_of(self._step), step=self._step.version, roster=roster, groups=trained
+        )
+        self._publisher.store.prune(versions=self._bound + 2, settled=made.head.id)
         return made
 
-
-def _trained(group: Admitted) -> TrainedGroup:
-    message = group.group.message
-    return TrainedGroup(group.group.id, group.group.signer, message.slot, message.heads[0], group.step)
+    async def _keep_checkpoint(self) -> None:
+        """Write down where training stands, and let go of what led there. Right after a head."""
+        if self._checkpoints is not None:
+            version = self._tip.message.version
+            await trio.to_thread.run_sync(
+                keep_checkpoint, self._checkpoints, self._step, self._number, version
+            )
+        self._checkpointed = self._number
+        await self._journal.settle(self._number, step=self._tip.message.step - self._bound)

@@ -6,7 +6,7 @@ Answers are gathered and go out together, since the network carries few messages
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import trio
@@ -17,6 +17,8 @@ from protocol import Identity, Opened, Receipt, Refusal, WeightsHead, limits, se
 EVERY_SECONDS = 0.1
 MOST_WAITING: Final = 16 * limits.RECEIPT_IDS
 """Refusals that wait to be sent, and accepted groups that are remembered."""
+_SAME_RATE: Final = 0.75
+"""Rates that are no further apart than this are not worth a message of their own."""
 
 
 class Receipts:
@@ -35,6 +37,8 @@ class Receipts:
         """The newest of all groups that were accepted: a copy that comes later, or is forged, does not undo it."""
         self.rate: float | None = None
         """Groups a second that are wanted of each sampler; none: as many as there are."""
+        self._said: float | None = None
+        """The rate that was sent last."""
 
     def accept(self, group: bytes) -> None:
         self._refused.pop(group, None)
@@ -48,6 +52,34 @@ class Receipts:
         elif group in self._refused or len(self._refused) < MOST_WAITING:
             self._refused[group] = reason
 
+    def remember(self, groups: Iterable[bytes]) -> None:
+        """These were accepted before this process began."""
+        for group in groups:
+            self._taken[group] = None
+        while len(self._taken) > MOST_WAITING:
+            del self._taken[next(iter(self._taken))]
+
+    def withdraw(self, group: bytes, reason: str) -> None:
+        """A group that was accepted is not used after all: something came to light."""
+        self._accepted.pop(group, None)
+        self._taken.pop(group, None)
+        self.refuse(group, reason)
+
+    def answer(self, groups: Iterable[bytes]) -> bytes:
+        """What became of these groups, for who delivered them by hand: a sealed receipt; nothing, if nothing is known yet."""
+        known = dict.fromkeys(groups)
+        accepted = [group for group in known if group in self._taken][: limits.RECEIPT_IDS]
+        refused: dict[str, bytes] = {}
+        for group in [each for each in known if each in self._refused][: limits.RECEIPT_IDS - len(accepted)]:
+            reason = self._refused[group]
+            refused[reason] = refused.get(reason, b"") + group
+        tip = self._tip()
+        if tip is None or not (accepted or refused):
+            return b""
+        return self._sealed(
+            tip, accepted, tuple(Refusal(reason, refused[reason]) for reason in sorted(refused))
+        )
+
     async def send_now_and_then(self) -> None:
         """Send what has gathered, again and again."""
         while True:
@@ -55,22 +87,35 @@ class Receipts:
             await self.send()
 
     async def send(self) -> None:
-        """Send what has gathered, in as many messages as it takes."""
+        """Send what has gathered, in as many messages as it takes. Another rate is news too: who waits must hear of it."""
         tip = self._tip()
-        while tip is not None and (self._accepted or self._refused):
+        while tip is not None and (self._accepted or self._refused or self._is_another_rate()):
             accepted = list(itertools.islice(self._accepted, limits.RECEIPT_IDS))
             for group in accepted:
                 del self._accepted[group]
-            receipt = Receipt(
-                accepted=b"".join(accepted),
-                head=tip.id,
-                rate=self.rate,
-                refused=self._take_refusals(limits.RECEIPT_IDS - len(accepted)),
-                term=tip.message.term,
-                version=tip.message.version,
-            )
-            sealed = seal(receipt, self._identity, self._run)
+            refused = self._take_refusals(limits.RECEIPT_IDS - len(accepted))
+            sealed = self._sealed(tip, accepted, refused)
+            self._said = self.rate
             await self._network.publish(topics.topic(self._run, topics.RECEIPTS), sealed)
+
+    def _is_another_rate(self) -> bool:
+        """Whether the rate has moved enough to be told."""
+        if self.rate is None or self._said is None:
+            return self.rate is not self._said
+        return not _SAME_RATE * self._said <= self.rate <= self._said / _SAME_RATE
+
+    def _sealed(
+        self, tip: Opened[WeightsHead], accepted: Iterable[bytes], refused: tuple[Refusal, ...]
+    ) -> bytes:
+        receipt = Receipt(
+            accepted=b"".join(accepted),
+            head=tip.id,
+            rate=self.rate,
+            refused=refused,
+            term=tip.message.term,
+            version=tip.message.version,
+        )
+        return seal(receipt, self._identity, self._run)
 
     def _take_refusals(self, room: int) -> tuple[Refusal, ...]:
         """As many refusals as there is room for, by reason."""

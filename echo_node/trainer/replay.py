@@ -1,47 +1,195 @@
-"""The replay buffer: groups that wait to be trained on. Bounded, and nothing leaves it that is too stale.
+"""The replay buffer: groups that wait to be trained on. Bounded, fair, and nothing leaves it that is too stale.
 
-It knows steps and bounds; whether a group is honest was settled before.
+Samplers take turns at the draw, so that one fast peer does not crowd out the rest; and once a batch is waiting, who holds
+more than its share brings no more. What was let in is never pushed out for somebody else's. It knows steps, samplers and
+bounds; whether a group is honest, others say.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from typing import Final
 
 from echo_node.admission import Admitted
 
+SAMPLERS_REMEMBERED: Final = 1024
+"""Samplers among whom the room is shared out; those who have brought nothing for longest are forgotten first."""
+
+
+class Entrance(Enum):
+    """Whether a group may go into a batch."""
+
+    OPEN = "open"
+    BOUNDED = "bounded"
+    """Together with others of its kind, up to a bound."""
+    CLOSED = "closed"
+    """Not yet."""
+
+
+class Entry:
+    """Who may go into a batch. This one lets everybody in; `verdicts` knows others."""
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether the bound holds even when there are not enough others for a batch."""
+        return False
+
+    def entrance(self, _group: Admitted) -> Entrance:
+        return Entrance.OPEN
+
+    def bound(self, batch: int) -> int:
+        """How many bounded groups a batch may have."""
+        return batch
+
+    def gives_way(self, _group: Admitted) -> bool:
+        """Whether nobody will vouch for a group any more that may not go in as it is."""
+        return False
+
 
 class ReplayBuffer:
-    """Groups in the order of their steps, oldest first. The bound S is kept at the draw, whatever was checked before."""
+    """Groups that wait, by sampler. The bound S is kept at the draw, whatever was checked before."""
 
-    def __init__(self, *, capacity: int, staleness: int) -> None:
+    def __init__(
+        self, *, capacity: int, staleness: int, batch: int | None = None, entry: Entry | None = None
+    ) -> None:
         self._capacity = capacity
         self._staleness = staleness
-        self._waiting: list[Admitted] = []
+        self._batch = capacity if batch is None else batch
+        self._entry = entry or Entry()
+        self._waiting: dict[bytes, Admitted] = {}
+        """By id, in the order of arrival."""
+        self._held: Counter[bytes] = Counter()
+        """By sampler."""
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._pressed = False
+        """Whether somebody found no room since something was last taken out."""
+        self.reserved: Counter[bytes] = Counter()
+        """Room, by sampler, for groups that are on their way to the disk."""
         self.dropped: Counter[str] = Counter()
-        """How many groups were let go, by reason."""
+        """How many groups were let go or not let in, by reason."""
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def __contains__(self, group: bytes) -> bool:
+        return group in self._waiting
+
+    def __iter__(self) -> Iterator[Admitted]:
+        return iter(tuple(self._waiting.values()))
 
     @property
     def full(self) -> bool:
         return len(self._waiting) >= self._capacity
 
-    def add(self, group: Admitted) -> bool:
-        """Keep a group, unless there is no room."""
-        if self.full:
+    def reserve(self, sampler: bytes) -> bool:
+        """Find room for a group of this sampler, until `reserved` is cleared; if there is none, that is counted.
+
+        To ask is to be known as one who wants room.
+        """
+        if not self._has_room_for(sampler):
             self.dropped["full"] += 1
             return False
-        self._waiting.append(group)
+        self.reserved[sampler] += 1
         return True
 
+    def _has_room_for(self, sampler: bytes) -> bool:
+        self._known[sampler] = None
+        self._known.move_to_end(sampler)
+        while len(self._known) > SAMPLERS_REMEMBERED:
+            self._known.popitem(last=False)
+        taken = len(self._waiting) + self.reserved.total()
+        share = max(1, self._capacity // len(self._known))
+        has_room = taken < self._capacity and (
+            taken < self._batch or self._held[sampler] + self.reserved[sampler] < share
+        )
+        self._pressed = self._pressed or not has_room
+        return has_room
+
+    def add(self, group: Admitted) -> bool:
+        """Keep a group, unless there is no room for it."""
+        if not self._has_room_for(group.group.signer):
+            self.dropped["full"] += 1
+            return False
+        self.put(group)
+        return True
+
+    def put(self, group: Admitted) -> None:
+        """Keep a group for which there was room, or which was let in before."""
+        if group.group.id not in self._waiting:
+            self._waiting[group.group.id] = group
+            self._held[group.group.signer] += 1
+
+    def remove(self, groups: Iterable[bytes], reason: str) -> list[Admitted]:
+        """Let groups go; returns those that were here."""
+        gone = [self._take(group) for group in dict.fromkeys(groups) if group in self._waiting]
+        if gone:
+            self._pressed = False
+            self.dropped[reason] += len(gone)
+        return gone
+
+    def remove_where(self, chosen: Callable[[Admitted], bool], reason: str) -> list[Admitted]:
+        return self.remove([group.group.id for group in self if chosen(group)], reason)
+
+    def make_room(self) -> list[Admitted]:
+        """Where somebody finds no room, and what has it makes no batch, groups give way that nobody will vouch for any
+        more. Else they would stop the run.
+        """
+        if not self._pressed:
+            return []
+        return self.remove_where(self._entry.gives_way, "unverified")
+
+    def expire(self, step: int) -> list[Admitted]:
+        """Let go of what may not be used at this step or later."""
+        return self.remove_where(lambda group: step - group.step > self._staleness, "stale")
+
     def draw(self, count: int, step: int) -> tuple[Admitted, ...]:
-        """The oldest groups that may still be used at this step, sorted by sampler and slot; none if too few are there."""
-        fresh = [group for group in self._waiting if step - group.step <= self._staleness]
-        self.dropped["stale"] += len(self._waiting) - len(fresh)
-        self._waiting = fresh
-        if len(fresh) < count:
+        """So many groups that may still be used at this step, none if too few are there.
+
+        Each sampler's oldest go first, one of each sampler in turn. They come sorted by step, sampler and slot.
+        """
+        self.expire(step)
+        chosen = self._choose(count)
+        if len(chosen) < count:
             return ()
-        fresh.sort(key=lambda group: group.step)  # stable: within a step, the order of arrival
-        drawn, self._waiting = fresh[:count], fresh[count:]
-        return tuple(sorted(drawn, key=lambda group: (group.step, group.order)))
+        self._pressed = False
+        for group in chosen:
+            self._take(group.group.id)
+        return tuple(sorted(chosen, key=lambda group: (group.step, group.order)))
+
+    def _choose(self, count: int) -> list[Admitted]:
+        chosen: list[Admitted] = []
+        beyond: list[Admitted] = []
+        room = self._entry.bound(count)
+        for group in self._in_turn():
+            if len(chosen) == count:
+                return chosen
+            entrance = self._entry.entrance(group)
+            if entrance is Entrance.OPEN:
+                chosen.append(group)
+            elif entrance is Entrance.BOUNDED and room > 0:
+                chosen.append(group)
+                room -= 1
+            elif entrance is Entrance.BOUNDED:
+                beyond.append(group)
+        if not self._entry.is_hard:
+            chosen += beyond[: count - len(chosen)]
+        return chosen
+
+    def _in_turn(self) -> list[Admitted]:
+        """One of each sampler, then a second of each, and so on; within a round, the oldest first."""
+        oldest_first = sorted(self._waiting.values(), key=lambda group: group.step)  # stable: then by arrival
+        rounds: Counter[bytes] = Counter()
+        placed = []
+        for place, group in enumerate(oldest_first):
+            placed.append((rounds[group.group.signer], place, group))
+            rounds[group.group.signer] += 1
+        return [group for _, _, group in sorted(placed, key=lambda each: each[:2])]
+
+    def _take(self, group: bytes) -> Admitted:
+        taken = self._waiting.pop(group)
+        self._held[taken.group.signer] -= 1
+        if not self._held[taken.group.signer]:
+            del self._held[taken.group.signer]
+        return taken

@@ -18,14 +18,23 @@ class JoinDesk:
 
     def welcome(self, join: Opened[Join]) -> bool:
         """Enter a sampler; whether that is news."""
-        allowed = {tolerance.engine for tolerance in self._run.told.engines}
-        full = len(self._members) >= limits.ROSTER
-        if join.signer in self._members or join.message.engine not in allowed or full:
+        if join.signer in self._members or not self.would_welcome(join):
             return False
         self._members[join.signer] = Member(join.signer, join.message.engine, join.id)
         self._changed.set()
         self._changed = trio.Event()
         return True
+
+    def take_over(self, roster: Roster) -> None:
+        """Who is in the newest head's roster has joined, whichever trainer it told so."""
+        for member in roster.members:
+            self._members.setdefault(member.key, member)
+
+    def would_welcome(self, join: Opened[Join]) -> bool:
+        """Whether a sampler is in the roster, or may be."""
+        allowed = {tolerance.engine for tolerance in self._run.told.engines}
+        has_room = len(self._members) < limits.ROSTER
+        return join.signer in self._members or (join.message.engine in allowed and has_room)
 
     def roster(self) -> Roster:
         return Roster(tuple(self._members[key] for key in sorted(self._members)))

@@ -13,6 +13,7 @@ from echo_node.errors import PeerError
 from echo_node.net.base import RequestError
 from echo_node.net.memory import MemorySwarm
 from echo_node.trainer.asking import ROLLOUT_SECONDS, SequentialSource
+from echo_node.trainer.spreading import LEAST_PATIENCE, BySpeed
 from protocol import RolloutRequest, canonical, limits, open_sealed, topics, write_batch
 from tests.crafting import SAMPLERS, STRANGER, TRAINER, Chain, forged, open_run, roster, sealed_group
 
@@ -22,11 +23,13 @@ RUN = open_run("sequential")
 class Swarm:
     """A trainer that asks, and samplers that answer as their handlers do."""
 
-    def __init__(self, batch: int, **handlers) -> None:
+    def __init__(self, batch: int, *, spread=None, weather=None, **handlers) -> None:
         self.asked: list[tuple[bytes, range]] = []
         self.samplers = dict(zip(handlers, SAMPLERS, strict=False))
         self._handlers = handlers
         self._batch = batch
+        self._spread = spread
+        self.memory = MemorySwarm(**(weather or {}))
         self._chain = Chain(RUN)
         self._admission = Admission(RUN)
         self._source: SequentialSource | None = None
@@ -39,7 +42,7 @@ class Swarm:
 
     async def __aenter__(self):
         self._open = AsyncExitStack()
-        swarm = await self._open.enter_async_context(MemorySwarm())
+        swarm = await self._open.enter_async_context(self.memory)
         for name, handler in self._handlers.items():
             network = await self._open.enter_async_context(swarm.join(self.samplers[name]))
             if handler:
@@ -48,7 +51,9 @@ class Swarm:
                 )
                 self._open.enter_context(service)
         trainer = await self._open.enter_async_context(swarm.join(TRAINER))
-        self._source = SequentialSource(trainer, TRAINER, RUN.id, self._batch, self._admission.judge)
+        self._source = SequentialSource(
+            trainer, TRAINER, RUN.id, self._batch, self._admission.judge, spread=self._spread
+        )
         self.publish()
         return self
 
@@ -293,3 +298,157 @@ async def test_a_share_that_is_too_large_for_one_question_is_asked_for_in_severa
         filled = await swarm.next_batch()
         assert swarm.share(filled, "ann") == list(range(batch))
         assert [len(slots) for _, slots in swarm.asked] == [limits.BATCH, 88]
+
+
+# By speed: work goes to who is fast, and is given to others when somebody is late.
+
+
+def at(groups_per_second):
+    """A sampler that fills its slots one after the other."""
+
+    async def handler(sampler, head, slots):
+        await trio.sleep(len(slots) / groups_per_second)
+        return await well(sampler, head, slots)
+
+    return handler
+
+
+def by_turns(*moods):
+    """Another mood at each question; the last one stays."""
+    left = list(moods)
+
+    async def handler(*asked):
+        return await (left.pop(0) if len(left) > 1 else left[0])(*asked)
+
+    return handler
+
+
+async def test_at_first_everybody_has_an_equal_share_and_then_one_by_its_speed(autojump_clock):
+    async with Swarm(12, spread=BySpeed(), ann=at(9), bob=at(3)) as swarm:
+        filled = await swarm.next_batch()
+        assert (len(swarm.share(filled, "ann")), len(swarm.share(filled, "bob"))) == (6, 6)
+        assert autojump_clock.current_time() == pytest.approx(2, abs=0.1)
+        swarm.publish()
+        filled = await swarm.next_batch()
+        shares = len(swarm.share(filled, "ann")), len(swarm.share(filled, "bob"))
+        assert shares in {(8, 4), (9, 3)}, "one group each, and the rest by speed"
+        assert autojump_clock.current_time() < 2 + 1.5, "and both are done at about the same time"
+
+
+async def test_a_newcomer_is_expected_to_be_like_the_others(autojump_clock):  # noqa: ARG001 - it jumps
+    moods = {"cat": refusing}
+
+    async def cat(*asked):
+        return await moods["cat"](*asked)
+
+    async with Swarm(12, spread=BySpeed(), ann=at(4), bob=at(4), cat=cat) as swarm:
+        await swarm.next_batch()
+        moods["cat"] = at(4)
+        swarm.publish()
+        filled = await swarm.next_batch()
+        assert [len(swarm.share(filled, name)) for name in swarm.samplers] == [4, 4, 4]
+
+
+async def test_what_a_late_sampler_does_not_fill_others_fill_in_slots_of_their_own(autojump_clock):
+    spread = BySpeed()
+    async with Swarm(8, spread=spread, ann=by_turns(at(4), never), bob=at(4)) as swarm:
+        await swarm.next_batch()
+        swarm.publish()
+        began = autojump_clock.current_time()
+        filled = await swarm.next_batch()
+        assert swarm.share(filled, "bob") == list(range(8))
+        assert swarm.share(filled, "ann") == []
+        assert LEAST_PATIENCE <= autojump_clock.current_time() - began < LEAST_PATIENCE + 3
+        for _ in range(2):
+            swarm.publish()
+            assert swarm.share(await swarm.next_batch(), "bob") == list(range(8))
+        shares = [len(slots) for name, slots in swarm.asked if name == "ann"]
+        assert shares[:2] == [4, 4]
+        assert 1 <= shares[2] < 4, "it has another chance, with less to lose"
+        assert len(shares) == 3, "and then it rests, as one that failed"
+
+
+async def test_a_late_answer_that_comes_first_is_taken_and_nothing_counts_twice(autojump_clock):  # noqa: ARG001 - it jumps
+    late = LEAST_PATIENCE + 0.5
+
+    async def slow(sampler, head, slots):
+        await trio.sleep(late)
+        return await well(sampler, head, slots)
+
+    async def slower(sampler, head, slots):
+        await trio.sleep(60 - late)
+        return await well(sampler, head, slots)
+
+    async with Swarm(
+        8, spread=BySpeed(), ann=by_turns(at(4), slow), bob=by_turns(at(4), at(4), slower)
+    ) as swarm:
+        await swarm.next_batch()
+        swarm.publish()
+        filled = await swarm.next_batch()
+        assert swarm.share(filled, "ann") == [0, 1, 2, 3]
+        assert swarm.share(filled, "bob") == [0, 1, 2, 3], (
+            "the slots that it was asked for meanwhile are not needed"
+        )
+        assert swarm.slots_asked_of("bob")[-4:] == [4, 5, 6, 7]
+        before = len(swarm.asked)
+        swarm.publish()
+        await swarm.next_batch()
+        asked = {name for name, _ in swarm.asked[before:]}
+        assert asked == {"ann", "bob"}, "who came late, or was not needed, is not left alone for it"
+
+
+async def test_of_a_late_answer_only_what_is_missing_is_taken_by_the_lowest_slots(autojump_clock):  # noqa: ARG001 - it jumps
+    async def late(sampler, head, slots):
+        await trio.sleep(LEAST_PATIENCE + 1)
+        return await well(sampler, head, slots)
+
+    async def ever_slower(sampler, head, slots):
+        await trio.sleep(0.5 if slots[0] == 0 else 30)
+        return await well(sampler, head, slots)
+
+    async def quick(sampler, head, slots):
+        await trio.sleep(0.5)
+        return await well(sampler, head, slots)
+
+    async with Swarm(
+        9,
+        spread=BySpeed(),
+        ann=by_turns(at(4), late),
+        bob=by_turns(at(4), ever_slower),
+        cat=by_turns(at(4), quick),
+    ) as swarm:
+        await swarm.next_batch()
+        swarm.publish()
+        filled = await swarm.next_batch()
+        assert swarm.share(filled, "bob") == [0, 1, 2]
+        assert len(swarm.share(filled, "cat")) > 3, "its slots in place of the late one's came in time"
+        left = 9 - 3 - len(swarm.share(filled, "cat"))
+        assert swarm.share(filled, "ann") == list(range(left))
+
+
+async def test_when_all_are_late_they_are_waited_for_until_the_deadline(autojump_clock):
+    async def late(sampler, head, slots):
+        await trio.sleep(ROLLOUT_SECONDS - 1)
+        return await well(sampler, head, slots)
+
+    async with Swarm(4, spread=BySpeed(), ann=by_turns(at(4), late), bob=by_turns(at(4), late)) as swarm:
+        await swarm.next_batch()
+        swarm.publish()
+        began = autojump_clock.current_time()
+        assert len(await swarm.next_batch()) == 4
+        assert autojump_clock.current_time() - began <= ROLLOUT_SECONDS
+
+
+async def test_a_sampler_that_is_cut_off_is_replaced_and_comes_back(autojump_clock):  # noqa: ARG001 - it jumps
+    weather = {"delay": (0.05, 0.4)}
+    async with Swarm(8, spread=BySpeed(), weather=weather, ann=at(20), bob=at(20), cat=at(20)) as swarm:
+        assert len({signer for signer, _ in await swarm.next_batch()}) == 3
+        swarm.memory.partition([swarm.samplers["ann"].public])
+        for _ in range(4):
+            swarm.publish()
+            assert swarm.share(await swarm.next_batch(), "ann") == []
+        swarm.memory.heal()
+        for _ in range(8):
+            swarm.publish()
+            filled = await swarm.next_batch()
+        assert swarm.share(filled, "ann"), "after a rest it is asked again"

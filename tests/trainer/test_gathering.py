@@ -9,9 +9,11 @@ import trio
 import trio.testing
 
 from echo_node.admission import Admission
-from echo_node.net.base import ACCEPT
+from echo_node.errors import StoreError
+from echo_node.net.base import ACCEPT, Message
 from echo_node.net.memory import MemorySwarm
 from echo_node.trainer.gathering import GossipSource
+from echo_node.trainer.journal import open_journal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
 from protocol import Receipt, canonical, open_sealed, topics, write_batch
@@ -26,14 +28,15 @@ BATCH = 4
 class Trainer:
     """A source with everything real around it, and a sampler beside it on the network."""
 
-    def __init__(self, network, sampler, inbox, capacity):
+    def __init__(self, network, sampler, inbox, journal, capacity):
         self.chain, self.admission = Chain(RUN), Admission(RUN)
         self.buffer = ReplayBuffer(capacity=capacity, staleness=1)
         self.network, self.sampler, self._inbox = network, sampler, inbox
         self.receipts = Receipts(network, TRAINER, RUN.id, lambda: self.head)
         self.source = GossipSource(
-            RUN.id, BATCH, self.buffer, self.receipts, self.admission.judge, self.admission.release
+            RUN.id, BATCH, self.buffer, self.receipts, self.admission.judge, self.admission.release, journal
         )
+        self.journal = journal
         self.publish()
 
     def publish(self):
@@ -42,6 +45,14 @@ class Trainer:
 
     async def gossip(self, *sealed, raw=None):
         await self.sampler.publish(GROUPS, raw if raw is not None else write_batch(sealed))
+        await self.settled()
+
+    async def settled(self):
+        """Until what was sent is heard and on disk: that takes a thread, which no test clock sees."""
+        for _ in range(3):  # what came meanwhile has its turn after this one
+            await trio.testing.wait_all_tasks_blocked()
+            async with self.source._turn:
+                pass
         await trio.testing.wait_all_tasks_blocked()
 
     def group(self, slot, sampler=ANN):
@@ -72,9 +83,10 @@ async def gathering(capacity=2 * BATCH):
         swarm.join(TRAINER) as network,
         swarm.join(ANN) as sampler,
         sampler.subscribe(RECEIPTS, lambda _: ACCEPT) as inbox,
+        open_journal(None, RUN.id) as journal,
         trio.open_nursery() as nursery,
     ):
-        trainer = Trainer(network, sampler, inbox, capacity)
+        trainer = Trainer(network, sampler, inbox, journal, capacity)
         nursery.start_soon(trainer.source.hear, network)
         await trio.testing.wait_all_tasks_blocked()
         yield trainer
@@ -219,6 +231,72 @@ async def test_the_rate_is_always_one_that_a_receipt_can_carry(batch):
             assert await trainer.told() == {"stale": 1}
 
 
+async def test_what_is_acknowledged_is_in_the_journal_first():
+    async with gathering(capacity=BATCH) as trainer:
+        await trainer.gossip(*(trainer.group(slot) for slot in range(BATCH + 2)))
+        waiting = await trainer.journal.waiting()
+        assert [kept.slot for kept in waiting] == list(range(BATCH)), "and nothing else is"
+        assert await trainer.told() == {"accepted": BATCH, "full": 2}
+        (batch, trainer.buffer) = (trainer.buffer.draw(BATCH, 0), None)
+        assert [group.group.sealed for group in batch] == [kept.sealed for kept in waiting]
+
+
+async def test_what_cannot_be_written_down_is_not_acknowledged(monkeypatch):
+    async def full_disk(_groups):
+        raise StoreError("no space")
+
+    async with gathering() as trainer:
+        monkeypatch.setattr(trainer.journal, "keep", full_disk)
+        message = Message(GROUPS, write_batch([trainer.group(0)]), ANN.public)
+        with pytest.raises(StoreError):
+            await trainer.source.take(message)
+    assert len(trainer.buffer) == 0
+    assert not trainer.buffer.reserved
+    assert not trainer.receipts._accepted
+
+
+async def test_messages_that_come_while_the_disk_is_busy_are_written_down_together(monkeypatch):
+    """And each fault is held against whoever sent it."""
+    async with gathering(capacity=8 * BATCH) as trainer:
+        kept = []
+        keep = trainer.journal.keep
+
+        async def noting(groups):
+            kept.append(len(groups))
+            await keep(groups)
+
+        monkeypatch.setattr(trainer.journal, "keep", noting)
+        async with trainer.source._turn:
+            for slot in range(5):
+                await trainer.sampler.publish(
+                    GROUPS, write_batch([trainer.group(slot), forged(trainer.group(9 + slot))])
+                )
+            await trio.testing.wait_all_tasks_blocked()
+        await trainer.settled()
+        assert sum(kept) == 5
+        assert len(kept) == 2, "those that were read before the disk was busy, and all the others"
+        assert trainer.faults == {"wrong-signature": 5}
+        assert await trainer.told() == {"accepted": 5}
+
+
+async def test_a_delivery_by_hand_is_taken_like_gossip():
+    async with gathering() as trainer:
+        message = Message(GROUPS, write_batch([trainer.group(0), trainer.group(1)]), ANN.public)
+        assert trainer.source.look_at(message) is ACCEPT
+        answer = open_sealed(await trainer.source.take(message), Receipt, RUN.id).message
+        assert len(list(answer.accepted_ids())) == 2
+        assert await trainer.told() == {"accepted": 2}
+        assert len(await trainer.journal.waiting()) == 2
+
+
+async def test_when_nothing_comes_for_long_the_wait_ends_and_what_is_stale_is_let_go(autojump_clock):  # noqa: ARG001 - it jumps
+    async with gathering() as trainer:
+        await trainer.gossip(trainer.group(0))
+        assert await trainer.source.next_batch(0, patience=30.0) == ()
+        assert await trainer.source.next_batch(2, patience=30.0) == ()
+        assert list((await trainer.journal.states()).values()) == ["stale"]
+
+
 async def test_receipts_carry_the_rate_to_the_samplers():
     async with gathering() as trainer:
         trainer.source.stepped(1.0, samplers=1)
@@ -227,3 +305,15 @@ async def test_receipts_carry_the_rate_to_the_samplers():
         await trio.testing.wait_all_tasks_blocked()
         receipt = open_sealed((await trainer._inbox.receive()).data, Receipt, RUN.id).message
         assert receipt.rate == pytest.approx(1.3 * BATCH)
+
+
+async def test_a_step_that_has_nothing_to_draw_asks_for_all_there_is():
+    async with gathering() as trainer:
+        trainer.source.stepped(1.0, 1)
+        await trainer.told()
+        assert trainer.receipts.rate is not None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.source.next_batch, 0)
+            await trio.testing.wait_all_tasks_blocked()
+            assert trainer.receipts.rate is None
+            nursery.cancel_scope.cancel()

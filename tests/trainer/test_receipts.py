@@ -222,3 +222,13 @@ def test_in_whatever_order_things_happen_what_is_accepted_is_never_refused_after
     assert taken == {ids(event[1], 1)[0] for event in order if event and event[0] == "accept"}
     asked = {ids(event[1], 1)[0] for event in order if event}
     assert {group for group, _ in answers(network.told)} == asked, "everybody gets an answer"
+
+
+async def test_another_rate_is_told_by_itself_and_a_rate_that_hardly_moved_is_not():
+    async with desk() as (receipts, listener):
+        for rate, told in ((None, []), (8.0, [8.0]), (7.0, []), (2.0, [2.0]), (None, [None]), (None, [])):
+            receipts.rate = rate
+            await receipts.send()
+            heard = await listener.heard()
+            assert [receipt.rate for receipt in heard] == told
+            assert answers(heard) == []

@@ -1,4 +1,4 @@
-"""The replay buffer: bounded, oldest first, and nothing leaves it that is too stale."""
+"""The replay buffer: bounded, fair, oldest first, and nothing leaves it that is too stale."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from echo_node.admission import Admitted
 from echo_node.contract import Prompt
-from echo_node.trainer.replay import ReplayBuffer
+from echo_node.trainer.replay import Entrance, Entry, ReplayBuffer
 from protocol import open_sealed
 from protocol.trajectory import TrajectoryGroup
 from tests.crafting import SAMPLERS, open_run, sealed_group
 
 RUN = open_run()
-HEAD = b"h" * 32
 
 
 def admitted(step: int, slot: int, sampler=SAMPLERS[0]) -> Admitted:
-    opened = open_sealed(sealed_group(RUN, HEAD, sampler, slot), TrajectoryGroup, RUN.id)
+    head = bytes([step]) * 32
+    opened = open_sealed(sealed_group(RUN, head, sampler, slot), TrajectoryGroup, RUN.id)
     return Admitted(opened, step, Prompt("r12345="))
 
 
@@ -112,6 +112,8 @@ def test_every_group_is_drawn_dropped_or_waiting_and_never_two_of_these(orders, 
     step, added, drawn = 0, Counter(), Counter()
     for order in orders:
         if isinstance(order, int):
+            if groups[order].group.id in buffer:
+                continue  # admission sees to that
             added[places([groups[order]])[0]] += 1
             buffer.add(groups[order])
         else:
@@ -126,4 +128,141 @@ def test_every_group_is_drawn_dropped_or_waiting_and_never_two_of_these(orders, 
     assert drawn <= added
 
 
+# A fair share
+
+
+def by_sampler(groups) -> Counter:
+    return Counter(
+        SAMPLERS.index(next(one for one in SAMPLERS if one.public == group.group.signer)) for group in groups
+    )
+
+
+def test_samplers_take_turns_so_that_a_fast_one_does_not_crowd_out_the_rest():
+    """One has brought sixteen groups, and the others two each, a step later: every batch has some of everybody's."""
+    buffer = ReplayBuffer(capacity=64, staleness=4)
+    for slot in range(16):
+        buffer.put(admitted(0, slot, SAMPLERS[0]))
+    for slot in range(2):
+        for sampler in SAMPLERS[1:]:
+            buffer.put(admitted(1, slot, sampler))
+    assert by_sampler(buffer.draw(8, step=1)) == {0: 2, 1: 2, 2: 2, 3: 2}
+    assert by_sampler(buffer.draw(8, step=1)) == {0: 8}, "and nobody waits for those who bring nothing"
+
+
+def test_once_a_batch_waits_nobody_brings_more_than_a_share_and_the_slow_find_room():
+    buffer = ReplayBuffer(capacity=12, staleness=2, batch=4)
+    fast, slow = SAMPLERS[:2]
+    assert buffer.add(admitted(0, 0, slow))
+    assert [buffer.add(admitted(0, slot, fast)) for slot in range(8)] == [True] * 6 + [False] * 2
+    assert [buffer.add(admitted(0, slot, slow)) for slot in range(1, 8)] == [True] * 5 + [False] * 2
+    assert buffer.full
+    assert buffer.dropped == {"full": 4}
+
+
+def test_as_long_as_no_batch_waits_the_fast_may_fill_it_alone():
+    buffer = ReplayBuffer(capacity=4, staleness=0, batch=4)
+    for sampler in SAMPLERS:
+        buffer._has_room_for(sampler.public)
+    assert all(buffer.add(admitted(0, slot, SAMPLERS[0])) for slot in range(4))
+    assert len(buffer.draw(4, step=0)) == 4
+
+
+def test_a_newcomer_at_a_full_buffer_is_known_from_then_on_and_finds_room_after_the_next_draw():
+    buffer = ReplayBuffer(capacity=8, staleness=1, batch=4)
+    fast, newcomer = SAMPLERS[:2]
+    for slot in range(8):
+        assert buffer.add(admitted(0, slot, fast))
+    assert not buffer.add(admitted(0, 0, newcomer)), (
+        "what was acknowledged is not thrown out for somebody else's"
+    )
+    buffer.draw(4, step=0)
+    assert [buffer.add(admitted(0, slot, fast)) for slot in range(8, 12)] == [False] * 4
+    assert [buffer.add(admitted(0, slot, newcomer)) for slot in range(4)] == [True] * 4
+
+
+def test_room_that_was_found_is_kept_until_the_group_is_on_disk():
+    buffer = ReplayBuffer(capacity=2, staleness=0)
+    ann, bob = (sampler.public for sampler in SAMPLERS[:2])
+    assert [buffer.reserve(ann), buffer.reserve(bob), buffer.reserve(ann)] == [True, True, False]
+    assert buffer.dropped == {"full": 1}
+    buffer.reserved.clear()
+    assert buffer.add(admitted(0, 0))
+
+
+class Gate(Entry):
+    """Groups of even slots are vouched for, those of slot 1 are closed, and of the others two may go in."""
+
+    def __init__(self, *, hard):
+        self.hard = hard
+
+    @property
+    def is_hard(self):
+        return self.hard
+
+    def entrance(self, group):
+        slot = group.group.message.slot
+        return Entrance.OPEN if slot % 2 == 0 else Entrance.CLOSED if slot == 1 else Entrance.BOUNDED
+
+    def bound(self, _batch):
+        return 2
+
+    def gives_way(self, group):
+        return group.group.message.slot in {1, 3}
+
+
+def test_what_nobody_vouches_for_is_bounded_and_a_soft_bound_gives_way_when_there_is_nothing_else():
+    for hard in (True, False):
+        buffer = ReplayBuffer(capacity=32, staleness=0, entry=Gate(hard=hard))
+        for slot in range(12):
+            buffer.put(admitted(0, slot))
+        assert [slot for _, slot in places(buffer.draw(8, step=0))] == [0, 2, 3, 4, 5, 6, 8, 10]
+        rest = buffer.draw(3, step=0)
+        assert [slot for _, slot in places(rest)] == ([] if hard else [7, 9, 11])
+        assert len(buffer) == (4 if hard else 1)
+        assert buffer.draw(1, step=0) == () if not hard else True, "what is closed stays closed"
+
+
+def test_a_buffer_full_of_what_may_not_be_used_does_not_stop_the_run():
+    buffer = ReplayBuffer(capacity=4, staleness=4, entry=Gate(hard=True))
+    for slot in (1, 3, 5, 7):
+        buffer.put(admitted(0, slot))
+    assert buffer.draw(4, step=0) == ()
+    assert buffer.make_room() == [], "only where somebody finds no room"
+    assert not buffer.add(admitted(0, 0))
+    assert places(buffer.make_room()) == [(0, 1), (0, 3)]
+    assert buffer.dropped == {"unverified": 2, "full": 1}
+    assert buffer.add(admitted(0, 0))
+    assert buffer.make_room() == []
+
+
+def test_groups_are_let_go_by_name_once():
+    buffer = ReplayBuffer(capacity=8, staleness=0)
+    groups = [admitted(0, slot, SAMPLERS[slot % 2]) for slot in range(6)]
+    for group in groups:
+        buffer.put(group)
+        buffer.put(group)
+    assert len(buffer) == 6
+    gone = buffer.remove([groups[0].group.id, bytes(32), groups[0].group.id], "condemned")
+    assert gone == [groups[0]]
+    left = buffer.remove_where(lambda group: group.group.signer == SAMPLERS[1].public, "muted")
+    assert len(left) == 3
+    assert (buffer.dropped, len(buffer)) == ({"condemned": 1, "muted": 3}, 2)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 12))
+def test_no_sampler_gets_more_of_a_batch_than_another_that_had_as_many_waiting(arrivals, count):
+    buffer = ReplayBuffer(capacity=100, staleness=9)
+    slots = Counter()
+    for who in arrivals:
+        buffer.put(CROWD[who][slots[who]])
+        slots[who] += 1
+    drawn = by_sampler(buffer.draw(count, step=0))
+    assert drawn.total() in {0, count}
+    if drawn:
+        most = max(drawn.values())
+        for who, held in slots.items():
+            assert drawn[who] >= min(held, most - 1), "who has some left got as many as anybody, but for one"
+
+
+CROWD = [[admitted(0, slot, sampler) for slot in range(60)] for sampler in SAMPLERS]
 POOL = [admitted(number // 4, number % 4) for number in range(16)]

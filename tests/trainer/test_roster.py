@@ -55,6 +55,17 @@ def test_a_full_roster_lets_nobody_in_and_still_fits_its_message(monkeypatch):
     assert len(desk.roster().members) == 2
 
 
+def test_who_is_in_the_newest_heads_roster_has_joined_and_an_own_join_stands():
+    desk = JoinDesk(RUN)
+    own = join(SAMPLERS[0])
+    desk.welcome(own)
+    theirs = Roster(tuple(Member(each.public, ENGINE, b"j" * 32) for each in SAMPLERS[:2]))
+    desk.take_over(theirs)
+    assert desk.roster().members == (Member(SAMPLERS[0].public, ENGINE, own.id), theirs.members[1])
+    assert desk.would_welcome(join(SAMPLERS[1], "torch/bf16")), "it is in already"
+    assert not desk.would_welcome(join(SAMPLERS[2], "torch/bf16"))
+
+
 async def test_waiting_for_samplers_ends_with_the_last_of_them():
     desk = JoinDesk(RUN)
     done = trio.Event()

@@ -1,0 +1,243 @@
+"""The training journal: what it was told it still knows, whatever ended, and a group is in one place only."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo_node.errors import StoreError
+from echo_node.trainer import journal as room
+from echo_node.trainer.journal import Batch, Finding, KeptGroup, open_journal
+from protocol import TrajectoryGroup, open_sealed
+from tests.crafting import SAMPLERS, open_run, sealed_group
+
+RUN = bytes(32)
+
+
+def kept(n: int, step: int = 0, rewards=None) -> KeptGroup:
+    return KeptGroup(n.to_bytes(32), b"s" * 32, n, bytes([step]) * 32, step, b"sealed %d" % n, rewards)
+
+
+def scored(*numbers: int) -> tuple[KeptGroup, ...]:
+    return tuple(kept(n, rewards=(0.5, float(n))) for n in numbers)
+
+
+async def test_what_is_kept_waits_in_the_order_in_which_it_came_even_after_a_restart(tmp_path):
+    async with open_journal(tmp_path / "j", RUN) as journal:
+        await journal.keep([kept(3), kept(1)])
+        await journal.keep([kept(2), kept(3)])
+    async with open_journal(tmp_path / "j", RUN) as journal:
+        assert await journal.waiting() == [kept(3), kept(1), kept(2)]
+
+
+async def test_a_batch_comes_back_in_its_order_with_its_rewards_to_the_last_bit(tmp_path):
+    batch = Batch(1, 0, 1, (kept(2, rewards=(0.1, 1 / 3)), kept(7, rewards=(-0.0, 5e-324))))
+    async with open_journal(tmp_path / "j", RUN) as journal:
+        await journal.keep([kept(n) for n in (7, 5, 2)])
+        await journal.draw(batch)
+    async with open_journal(tmp_path / "j", RUN) as journal:
+        assert await journal.batches() == [batch]
+        assert batch.is_whole
+        assert await journal.waiting() == [kept(5)]
+        assert await journal.last_number() == 1
+
+
+async def test_a_group_is_drawn_once_and_a_batch_that_has_it_again_is_not_written_at_all():
+    async with open_journal(None, RUN) as journal:
+        await journal.draw(Batch(1, 0, 1, scored(1, 2)))
+        with pytest.raises(StoreError, match="used before"):
+            await journal.draw(Batch(2, 1, 2, scored(3, 2)))
+        assert [batch.number for batch in await journal.batches()] == [1]
+        assert await journal.states() == {kept(1).id: "drawn", kept(2).id: "drawn"}
+
+
+async def test_what_was_dropped_is_neither_waiting_nor_drawn_and_what_was_drawn_cannot_be_dropped():
+    async with open_journal(None, RUN) as journal:
+        await journal.keep([kept(n) for n in range(4)])
+        await journal.drop({kept(0).id: "stale"})
+        await journal.draw(Batch(1, 0, 1, scored(1)), {kept(2).id: "contract-failed"})
+        await journal.drop({kept(1).id: "condemned"})
+        assert await journal.states() == {
+            kept(0).id: "stale",
+            kept(1).id: "drawn",
+            kept(2).id: "contract-failed",
+            kept(3).id: "waiting",
+        }
+        with pytest.raises(StoreError):
+            await journal.draw(Batch(2, 0, 2, scored(0)))
+
+
+async def test_once_a_checkpoint_covers_a_batch_its_facts_stay_and_its_bytes_go():
+    async with open_journal(None, RUN) as journal:
+        await journal.draw(Batch(1, 0, 1, scored(1, 2)))
+        await journal.draw(Batch(2, 1, 2, scored(3)))
+        await journal.keep([kept(4), kept(5, step=1)])
+        await journal.drop({kept(4).id: "stale", kept(5).id: "stale"})
+        await journal.settle(1, step=1)
+        first, second = await journal.batches()
+        assert (first.is_whole, second.is_whole) == (False, True)
+        assert [(group.id, group.slot, group.sealed) for group in first.groups] == [
+            (kept(1).id, 1, None),
+            (kept(2).id, 2, None),
+        ]
+        assert await journal.batches(version=1) == [first]
+        assert kept(4).id not in await journal.states(), "nobody may sample under its head any more"
+        assert (await journal.states())[kept(5).id] == "stale"
+
+
+async def test_the_oldest_batches_are_forgotten_and_not_the_newest():
+    async with open_journal(None, RUN) as journal:
+        for number in range(1, 7):
+            await journal.draw(Batch(number, number - 1, number, scored(number)))
+        await journal.settle(6, step=0, kept=2)
+        assert [batch.number for batch in await journal.batches()] == [5, 6]
+        assert len(await journal.states()) == 2
+        assert await journal.last_number() == 6
+
+
+async def test_slots_of_a_head_are_known_as_filled_whatever_became_of_their_groups():
+    async with open_journal(None, RUN) as journal:
+        await journal.keep([kept(1), kept(2, step=1), kept(3)])
+        await journal.draw(Batch(1, 0, 1, scored(4)))
+        await journal.drop({kept(1).id: "condemned", kept(2).id: "stale"})
+        heads = [bytes(32)]
+        assert [group.slot for group in await journal.filled(heads)] == [1, 4]
+        assert [group.slot for group in await journal.filled([*heads, bytes([1]) * 32])] == [1, 2, 4]
+        assert await journal.filled([]) == []
+
+
+async def test_joins_and_findings_outlive_the_process(tmp_path):
+    found = Finding(kept(1).id, b"s" * 32, b"v" * 32, "dishonest", "own-luck", 5.0)
+    async with open_journal(tmp_path / "j", RUN) as journal:
+        await journal.join(b"b" * 32, b"first")
+        await journal.join(b"a" * 32, b"other")
+        await journal.join(b"b" * 32, b"second")
+        await journal.find([found])
+    async with open_journal(tmp_path / "j", RUN) as journal:
+        assert await journal.joins() == [b"other", b"first"], "the first join of a key counts"
+        assert await journal.findings() == [found]
+
+
+async def test_findings_are_bounded(monkeypatch):
+    monkeypatch.setattr(room, "VERDICTS_KEPT", 3)
+    async with open_journal(None, RUN) as journal:
+        await journal.find(
+            [Finding(kept(n).id, b"s" * 32, b"v" * 32, "honest", "honest", float(n)) for n in range(9)]
+        )
+        await journal.settle(0, step=0)
+        assert [found.at for found in await journal.findings()] == [6.0, 7.0, 8.0]
+
+
+async def test_a_journal_of_another_run_is_refused(tmp_path):
+    async with open_journal(tmp_path / "j", RUN):
+        pass
+    with pytest.raises(StoreError, match="another run"):
+        async with open_journal(tmp_path / "j", b"r" * 32):
+            pass
+
+
+async def test_two_trainers_do_not_share_a_journal(tmp_path):
+    async with open_journal(tmp_path / "j", RUN):
+        with pytest.raises(StoreError, match="in use"):
+            async with open_journal(tmp_path / "j", RUN):
+                pass
+
+
+def test_a_sealed_group_is_kept_with_its_facts():
+    run = open_run()
+    opened = open_sealed(sealed_group(run, b"h" * 32, SAMPLERS[0], 7), TrajectoryGroup, run.id)
+    made = KeptGroup.of(opened, 3, [1.0, 0.0])
+    assert (made.id, made.sampler, made.slot, made.head, made.step) == (
+        opened.id,
+        SAMPLERS[0].public,
+        7,
+        b"h" * 32,
+        3,
+    )
+    assert (made.sealed, made.rewards) == (opened.sealed, (1.0, 0.0))
+
+
+WORK = """
+import sys, trio
+from pathlib import Path
+from echo_node.trainer.journal import Batch, KeptGroup, open_journal
+
+def kept(n, rewards=None):
+    return KeptGroup(n.to_bytes(32), b"s" * 32, n, bytes(32), 0, b"sealed %d" % n, rewards)
+
+async def work():
+    async with open_journal(Path(sys.argv[1]), bytes(32)) as journal:
+        for n in range(1, 10_000):
+            await journal.keep([kept(n)])
+            print(n, flush=True)
+            if n % 5 == 0:
+                await journal.draw(Batch(n // 5, 0, 1, tuple(kept(m, (0.5,)) for m in range(n - 4, n + 1))))
+                print(-n // 5, flush=True)
+
+trio.run(work)
+"""
+
+
+def test_what_was_acknowledged_before_a_kill_is_there_after_it(tmp_path):
+    """Each group is said aloud only when `keep` or `draw` has returned; the process is killed in the middle of the next."""
+    command = [sys.executable, "-c", WORK, str(tmp_path / "j")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        said = [int(child.stdout.readline()) for _ in range(60)]
+        child.kill()
+        said += [int(line) for line in child.stdout.read().splitlines()]
+
+    async def look():
+        async with open_journal(tmp_path / "j", RUN) as journal:
+            return await journal.states(), await journal.batches()
+
+    states, batches = trio.run(look)
+    assert {kept(n).id for n in said if n > 0} <= states.keys()
+    assert {-n for n in said if n < 0} <= {batch.number for batch in batches}
+    for batch in batches:
+        first = 5 * batch.number - 4
+        assert [group.slot for group in batch.groups] == list(range(first, first + 5)), "whole or not there"
+
+
+ACTS = st.one_of(
+    st.tuples(st.just("keep"), st.lists(st.integers(0, 9), max_size=4)),
+    st.tuples(st.just("drop"), st.lists(st.integers(0, 9), max_size=3)),
+    st.tuples(st.just("draw"), st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True)),
+    st.tuples(st.just("settle"), st.just([])),
+)
+
+
+@given(st.lists(ACTS, max_size=12))
+@settings(max_examples=40)
+def test_every_group_is_waiting_drawn_or_dropped_and_what_is_settled_never_changes(acts):
+    async def play():
+        model, number = {}, 0
+        async with open_journal(None, RUN) as journal:
+            for act, numbers in acts:
+                if act == "keep":
+                    await journal.keep([kept(n) for n in numbers])
+                    for n in numbers:
+                        model.setdefault(n, "waiting")
+                elif act == "drop":
+                    await journal.drop({kept(n).id: "stale" for n in numbers})
+                    model |= {n: "stale" for n in numbers if model.get(n) == "waiting"}
+                elif act == "draw":
+                    batch = Batch(number + 1, 0, number + 1, scored(*numbers))
+                    if any(model.get(n, "waiting") != "waiting" for n in numbers):
+                        with pytest.raises(StoreError):
+                            await journal.draw(batch)
+                    else:
+                        await journal.draw(batch)
+                        number += 1
+                        model |= dict.fromkeys(numbers, "drawn")
+                else:
+                    await journal.settle(number, step=0)
+                assert await journal.states() == {kept(n).id: state for n, state in model.items()}
+            in_batches = [group.slot for batch in await journal.batches() for group in batch.groups]
+            assert sorted(in_batches) == sorted(n for n, state in model.items() if state == "drawn")
+
+    trio.run(play)

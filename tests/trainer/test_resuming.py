@@ -1,0 +1,193 @@
+"""A trainer that ends, however it ends, goes on where it was: the same bits, and nothing lost, used twice or too stale."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+import trio
+
+from echo_node.errors import StoreError
+from echo_node.trainer.journal import Batch, KeptGroup, open_journal
+from echo_node.weights.store import WeightsStore
+from protocol import TrajectoryGroup, open_sealed
+from tests.trainer import dying
+from tests.trainer.dying import LAYOUT, ROOT, RUN, STEPS, Recording, Replaying, heads_in, train
+
+
+def kill(folder, kills, seed, head_every=1):
+    numbers = map(str, (kills, seed, head_every))
+    command = [sys.executable, "-m", "tests.trainer.dying", str(folder), *numbers]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{kills} kills" in done.stdout
+
+
+def test_a_trainer_that_is_killed_comes_to_the_same_heads_as_one_that_never_was(tmp_path):
+    kill(tmp_path, 5, seed=5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("head_every", [1, 2])
+def test_a_trainer_that_is_killed_at_twenty_moments_comes_to_the_same_heads(head_every, tmp_path):
+    kill(tmp_path, 20, seed=2, head_every=head_every)
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    """A run of eight steps that ended well, its log, and the heads of the undisturbed run of twelve."""
+    folder = tmp_path_factory.mktemp("resuming")
+    _, source = trio.run(train, folder / "whole", Recording)
+    trio.run(train, folder / "half", lambda _: Replaying(source.batches), 8)
+    return folder / "half", source.batches, heads_in(folder / "whole")
+
+
+@pytest.fixture
+def begun(half, tmp_path):
+    folder, batches, expected = half
+    shutil.copytree(folder, tmp_path / "trainer")
+    return tmp_path / "trainer", batches, expected
+
+
+async def test_a_run_that_ended_well_goes_on_from_its_last_checkpoint_with_nothing_to_repeat(begun):
+    folder, batches, expected = begun
+    assert heads_in(folder) == expected[:9]
+    loop, _ = await train(folder, lambda _: Replaying(batches))
+    assert (loop.stood.number, loop.stood.replayed, loop.stood.adopted) == (8, 0, False)
+    assert heads_in(folder) == expected
+
+
+async def test_a_run_that_is_over_takes_no_further_step(begun):
+    folder, batches, expected = begun
+    loop, _ = await train(folder, lambda _: Replaying(batches), steps=8)
+    assert heads_in(folder) == expected[:9]
+    assert len(loop._records.steps) == 8, "and its records are all there"
+
+
+async def test_a_torn_checkpoint_is_passed_over_for_the_one_before(begun):
+    """What the journal has of the batches between is gone by then: what was published counts, and is said to."""
+    folder, batches, expected = begun
+    newest = max((folder / "checkpoints").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-1])
+    loop, _ = await train(folder, lambda _: Replaying(batches), steps=9)
+    assert loop.stood.adopted
+    assert heads_in(folder)[:9] == expected[:9]
+    assert len(heads_in(folder)) == 10
+
+
+async def test_where_the_bits_come_out_otherwise_what_was_published_counts(begun, caplog):
+    """As if the checkpoint had come from another machine: one master is off, and everybody samples from what was published."""
+    folder, batches, expected = begun
+    from echo_node.trainer.checkpoint import newest_checkpoint, write_checkpoint
+
+    kept = newest_checkpoint(folder / "checkpoints")
+    name = next(name for name in kept.tensors if name.startswith("master."))
+    kept.tensors[name].view(-1)[0] += 1.0
+    write_checkpoint(folder / "checkpoints", kept)
+    with caplog.at_level(logging.WARNING):
+        loop, _ = await train(folder, lambda _: Replaying(batches), steps=8)
+    assert loop.stood.adopted
+    assert "1 weights are taken from what was published" in caplog.text
+    assert heads_in(folder) == expected[:9]
+    assert loop._step.version == 8
+
+
+async def test_a_batch_that_was_drawn_and_not_published_is_learnt_from_first_and_once(begun, monkeypatch):
+    folder, batches, expected = begun
+
+    class DiedError(Exception):
+        pass
+
+    def die(*_args):
+        raise DiedError
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.RaisesGroup(DiedError, flatten_subgroups=True, allow_unwrapped=True),
+    ):
+        patch.setattr("echo_node.trainer.loop.learn", die)
+        await train(folder, lambda _: Replaying(batches))
+    assert heads_in(folder) == expected[:9]
+    asked = []
+
+    class Noting(Replaying):
+        async def next_batch(self, _head, number):
+            asked.append(number)
+            return await super().next_batch(_head, number)
+
+    loop, _ = await train(folder, lambda _: Noting(batches))
+    assert [batch.number for batch in loop.stood.pending] == [9]
+    assert asked == [10, 11, 12], "the ninth was not asked for again"
+    assert heads_in(folder) == expected
+    dying.check(folder, expected, batches)
+
+
+async def test_who_takes_over_with_weights_and_a_checkpoint_alone_goes_on_with_the_same_bits(begun):
+    """As a standby does, which has not seen the batches: the roster of the newest head is the roster."""
+    folder, batches, expected = begun
+    for name in ("journal.sqlite", "records.sqlite"):
+        (folder / name).unlink()
+    loop, _ = await train(folder, lambda _: Replaying(batches))
+    assert (loop.stood.number, loop.stood.replayed, loop.stood.adopted) == (8, 0, False)
+    assert heads_in(folder) == expected
+
+
+async def test_batches_of_a_branch_that_was_left_are_not_learnt_from(begun):
+    """Drawn under a head that is not in the chain any more, and under a version whose head commits to others."""
+    folder, batches, expected = begun
+    opened = [open_sealed(sealed, TrajectoryGroup, RUN.id) for sealed in batches[8] + batches[9]]
+    groups = [KeptGroup.of(each, 8, [1.0] * 4) for each in opened]
+    async with open_journal(folder / "journal.sqlite", RUN.id) as journal:
+        await journal.draw(Batch(9, 8, 9, tuple(groups[:4]), tip=b"x" * 32))
+        await journal.draw(Batch(10, 6, 7, tuple(groups[4:]), tip=expected[6]))
+    loop, _ = await train(folder, lambda _: Replaying(batches), steps=8)
+    assert (loop.stood.pending, loop.stood.replayed, loop.stood.number) == ((), 0, 10)
+    assert heads_in(folder) == expected[:9]
+    async with open_journal(folder / "journal.sqlite", RUN.id) as journal:
+        states = await journal.states()
+        assert [batch.number for batch in await journal.batches()] == list(range(1, 9))
+    assert {states.get(group.id, "pruned") for group in groups} <= {"forked-head", "pruned"}
+
+
+async def test_a_folder_without_its_weights_is_not_begun_anew(begun):
+    """A second chain from version 0 by the same key would be taken for a lie."""
+    folder, batches, _ = begun
+    shutil.rmtree(folder / "weights")
+    with pytest.raises(StoreError, match="does not have"):
+        await train(folder, lambda _: Replaying(batches))
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(StoreError, match="store of weights is empty"):
+        await train(folder, lambda _: Replaying(batches))
+
+
+async def test_after_a_restart_a_slot_that_was_filled_is_still_filled(begun):
+    from echo_node.admission import Refused
+    from protocol import Envelope
+
+    folder, batches, _ = begun
+    loop, _ = await train(folder, lambda _: Replaying(batches), steps=8)
+    with WeightsStore.open(folder / "weights", RUN.rules, LAYOUT) as store:
+        steps = {head.id: head.message.step for head in store.follower.heads}
+    told = set()
+    for sealed in (each for batch in batches[:8] for each in batch):
+        envelope = Envelope.parse(sealed)
+        age = 8 - steps[envelope.claim(TrajectoryGroup, RUN.id).heads[0]]
+        judged = loop.judge(envelope)
+        assert isinstance(judged, Refused)
+        assert judged.reason == ("duplicate" if age <= RUN.told.sync.staleness else "stale")
+        told.add(judged.reason)
+    assert told == {"duplicate", "stale"}
+
+
+def test_the_journal_keeps_only_facts_of_what_a_checkpoint_covers(half):
+    folder, batches, _ = half
+    with sqlite3.connect(folder / "journal.sqlite") as file:
+        whole, known = file.execute("SELECT count(sealed), count(*) FROM groups").fetchone()
+    file.close()
+    assert (whole, known) == (0, 8 * len(batches[0]))
+    assert STEPS > 8

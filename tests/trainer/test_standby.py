@@ -1,0 +1,350 @@
+"""A trainer stands by: the leader ends, another goes on from its checkpoint and its weights, and everybody follows."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+import torch
+import trio
+
+from echo_node.engine.base import TensorBytes
+from echo_node.metrics import Records
+from echo_node.net.memory import MemorySwarm
+from echo_node.run import read_model
+from echo_node.terms.voting import VoteBox
+from echo_node.terms.watching import Watch
+from echo_node.trainer.checkpoint import Checkpoint, newest_checkpoint, write_checkpoint
+from echo_node.trainer.journal import open_journal
+from echo_node.trainer.loop import TrainerLoop
+from echo_node.trainer.settings import training_settings
+from echo_node.trainer.standby import Standby
+from echo_node.trainer.step import TrainStep
+from echo_node.weights.publish import Publisher
+from echo_node.weights.pull import Puller
+from echo_node.weights.state import layout_of
+from echo_node.weights.store import WeightsStore
+from protocol import Join, Roster, derive, seal, topics
+from protocol.digest import ZERO
+from protocol.manifest import Terms
+from tests.crafting import ENGINE, SAMPLERS, TRAINER, changed_run, identity, open_run
+from tests.net.conftest import libp2p, memory
+from tests.trainer.dying import Recording
+
+HEIR, JUDGE = identity("heir"), identity("judge")
+MODEL = read_model(open_run().folder)
+LAYOUT = layout_of(MODEL)
+
+
+def run_with(*electors, beat=200, lease=2000):
+    """A run with two trainers and a verifier."""
+    return changed_run(
+        open_run("async", staleness=2, group_size=4),
+        trainers=(TRAINER.public, HEIR.public),
+        verifiers=(JUDGE.public,),
+        terms=Terms(tuple(sorted(each.public for each in electors)), beat, lease),
+    )
+
+
+RUN = run_with(TRAINER, HEIR, JUDGE)
+
+
+def opened_store(folder, run=RUN):
+    folder.mkdir(exist_ok=True)
+    return WeightsStore.open(folder / "weights", run.rules, LAYOUT, durable=False)
+
+
+@asynccontextmanager
+async def judge(join, folder, run=RUN):
+    """An elector that follows the chain."""
+    with opened_store(folder, run) as store:
+        async with join(JUDGE) as network:
+            puller = Puller(network, store)
+            box = VoteBox(folder / "votes", JUDGE, run.id, durable=False)
+            watch = Watch(network, puller.hearing, run.told.terms, box=box, held=lambda: store.tip)
+            async with puller.work(), watch.work():
+                yield puller
+
+
+def somewhat_changed(version: int):
+    """The model with some bits turned over."""
+    state = dict(MODEL)
+    name = sorted(state)[version % len(state)]
+    tensor = state[name]
+    data = bytearray(tensor.data)
+    data[0] ^= version & 0xFF
+    state[name] = TensorBytes(tensor.dtype, tensor.shape, bytes(data))
+    return state
+
+
+class Leading:
+    """What a trainer does while it leads, without training: it publishes a version whenever it is told to."""
+
+    def __init__(self, network, store, who, folder):
+        self.network, self.store, self.folder = network, store, folder
+        self.publisher = Publisher(
+            store, who, luck=lambda: derive("luck", who.public, len(store.follower.heads).to_bytes(8))
+        )
+        self.began = trio.Event()
+        self.heads = []
+        self.forgets_weights = False
+        """Whether what it publishes cannot be had from it."""
+        self._puller = Puller(network, store)
+
+    async def lead(self):
+        async with self._puller.offering.serve():
+            if self.store.follower.tip is None:
+                await self.publish(MODEL)
+            self.began.set()
+            await trio.sleep_forever()
+
+    async def publish(self, state):
+        tip = self.publisher.tip
+        step = tip.message.step + 1 if tip else 0
+        made = await trio.to_thread.run_sync(
+            lambda: self.publisher.publish(state, step=step, roster=Roster(()), groups=())
+        )
+        self.heads.append(made.head)
+        for route in made.head.message.routes if self.forgets_weights else ():
+            self.store.blobs.path(route.table).unlink()
+        await self.network.publish(
+            topics.topic(self.store.follower.rules.run, topics.HEADS), made.head.sealed
+        )
+        return made.head
+
+    def checkpoint(self, number):
+        """Something that looks like one, of the newest version."""
+        tip = self.publisher.tip.message
+        notes = {"head_version": str(tip.version), "batch": str(number)}
+        write_checkpoint(
+            self.folder / "checkpoints", Checkpoint(tip.step, {"x": torch.full((9,), 1.0 * number)}, notes)
+        )
+
+
+@asynccontextmanager
+async def trainer(join, who, folder, run=RUN):
+    """A trainer that takes its turns, for as long as the block lasts."""
+    with opened_store(folder, run) as store:
+        async with join(who) as network, trio.open_nursery() as nursery:
+            standby = Standby(run, network, who, store, folder)
+            leading = Leading(network, store, who, folder)
+            nursery.start_soon(standby.take_turns, leading.lead)
+            yield standby, leading
+            nursery.cancel_scope.cancel()
+
+
+async def until(condition, seconds=60):
+    with trio.fail_after(seconds):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in threads and on disk
+            await trio.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("medium", "lease"),
+    [(memory, 2_000), pytest.param(libp2p, 12_000, marks=pytest.mark.slow)],
+    ids=["memory", "libp2p"],
+)
+async def test_the_heir_goes_on_from_the_newest_weights_and_checkpoint(tmp_path, medium, lease):
+    run = run_with(TRAINER, HEIR, JUDGE, lease=lease)
+    async with (
+        medium() as join,
+        judge(join, tmp_path / "judge", run) as watcher,
+        trainer(join, HEIR, tmp_path / "heir", run) as (heir, after),
+    ):
+        async with trainer(join, TRAINER, tmp_path / "trainer", run) as (_, before):
+            await before.began.wait()
+            for version in range(1, 4):
+                last = await before.publish(somewhat_changed(version))
+                before.checkpoint(version)
+            await until(lambda: heir.borrowing.kept and heir.borrowing.kept.step == 3)
+            await until(lambda: after.store.tip == last and watcher.hearing.tip == last)
+            assert not after.began.is_set()
+        with trio.fail_after(60):
+            await after.began.wait()
+        assert after.store.follower.term == 2
+        assert after.store.follower.tip == last
+        kept = newest_checkpoint(tmp_path / "heir" / "checkpoints")
+        assert (kept.step, kept.notes["batch"]) == (3, "3")
+        first = await after.publish(somewhat_changed(9))
+        assert (first.message.term, first.message.version) == (2, 4)
+        assert first.message.anchor is not None
+        await until(lambda: watcher.hearing.tip == first)
+        async with trainer(join, TRAINER, tmp_path / "trainer", run) as (_, back):
+            await until(lambda: back.store.tip == first)
+            assert not back.began.is_set(), "it follows, and does not lead"
+            assert back.store.follower == after.store.follower
+
+
+async def test_a_head_whose_weights_went_down_with_the_leader_stops_nobody(tmp_path):
+    async with (
+        MemorySwarm() as swarm,
+        judge(swarm.join, tmp_path / "judge") as watcher,
+        trainer(swarm.join, HEIR, tmp_path / "heir") as (_, after),
+    ):
+        async with trainer(swarm.join, TRAINER, tmp_path / "trainer") as (_, before):
+            await before.began.wait()
+            common = await before.publish(somewhat_changed(1))
+            await until(lambda: after.store.tip == common and watcher.hearing.tip == common)
+            await watcher.pull()
+            before.forgets_weights = True
+            lost = await before.publish(somewhat_changed(2))
+            await until(lambda: watcher.hearing.tip == lost and after.store.follower.tip == lost)
+        with trio.fail_after(60):
+            await after.began.wait()
+        assert after.store.follower.tip == common
+        new = await after.publish(somewhat_changed(3))
+        await until(lambda: watcher.hearing.tip == new)
+
+
+async def test_a_leader_that_was_cut_off_gives_up_its_own_branch(tmp_path):
+    async with (
+        MemorySwarm() as swarm,
+        judge(swarm.join, tmp_path / "judge") as watcher,
+        trainer(swarm.join, HEIR, tmp_path / "heir") as (_, after),
+        trainer(swarm.join, TRAINER, tmp_path / "trainer") as (_, before),
+    ):
+        await before.began.wait()
+        common = await before.publish(somewhat_changed(1))
+        await until(lambda: after.store.tip == common and watcher.hearing.tip == common)
+        swarm.partition([TRAINER.public])
+        lost = await before.publish(somewhat_changed(2))
+        before.checkpoint(2)
+        with trio.fail_after(60):
+            await after.began.wait()
+        new = await after.publish(somewhat_changed(3))
+        assert (new.message.version, lost.message.version) == (2, 2)
+        swarm.heal()
+        await until(lambda: before.store.tip == new)
+        assert before.store.follower == after.store.follower
+        assert before.store.follower.leader == HEIR.public
+        assert before.store.find(lost.id) == lost
+
+
+async def test_too_few_electors_wait_for_an_operator(tmp_path):
+    run = run_with(HEIR, JUDGE, beat=100, lease=300)
+    async with (
+        MemorySwarm() as swarm,
+        judge(swarm.join, tmp_path / "judge", run),
+        trainer(swarm.join, HEIR, tmp_path / "heir", run) as (heir, after),
+    ):
+        async with trainer(swarm.join, TRAINER, tmp_path / "trainer", run) as (_, before):
+            await before.began.wait()
+            await until(lambda: after.store.tip == before.heads[0])
+        await heir.lease.wait_until_over()
+        with trio.move_on_after(3 * 0.3) as patience:
+            await after.began.wait()
+        assert patience.cancelled_caught
+        assert after.store.follower.term == 1
+        heir.promote()
+        with trio.fail_after(60):
+            await after.began.wait()
+        assert after.store.follower.leader == HEIR.public
+
+
+def test_checkpoints_of_a_branch_that_was_left_are_forgotten(tmp_path):
+    folder = tmp_path / "checkpoints"
+    for step, version in ((3, 3), (5, 6)):
+        write_checkpoint(folder, Checkpoint(step, {"x": torch.zeros(1)}, {"head_version": str(version)}))
+    standby = object.__new__(Standby)
+    standby._checkpoints = folder
+    standby._forget_after(6)
+    assert newest_checkpoint(folder).step == 5
+    standby._forget_after(5)
+    assert newest_checkpoint(folder).step == 3
+
+
+class Steady(Recording):
+    """Fills the slots of the newest head, and stops before a batch until it is let go on."""
+
+    def __init__(self, store, stop_before):
+        super().__init__(store)
+        self.stop_before = stop_before
+        self.stopped = trio.Event()
+
+    async def next_batch(self, head, number):
+        if number >= self.stop_before:
+            self.stopped.set()
+            await trio.sleep_forever()
+        return await super().next_batch(head, 0)
+
+
+class Training:
+    """A real trainer, which a standby starts whenever it leads."""
+
+    def __init__(self, network, store, who, folder, stop_before, checkpoint_every):
+        self.network, self.store, self.who, self.folder = network, store, who, folder
+        self.checkpoint_every = checkpoint_every
+        self.records = Records()
+        self.loop = None
+        self.source = Steady(store, stop_before)
+
+    async def lead(self):
+        step = await trio.to_thread.run_sync(
+            lambda: TrainStep(RUN.folder, training_settings(RUN.told).step, threads=1, device="cpu")
+        )
+        publisher = Publisher(
+            self.store, self.who, luck=lambda: derive("luck", len(self.store.follower.heads).to_bytes(8))
+        )
+        async with open_journal(self.folder / "journal.sqlite", RUN.id) as journal:
+            if self.who is TRAINER:
+                for sampler in SAMPLERS[:2]:
+                    join = Join(agent="", engine=ENGINE, head=ZERO, name="")
+                    await journal.join(sampler.public, seal(join, sampler, RUN.id))
+            self.loop = TrainerLoop(
+                RUN,
+                self.network,
+                self.who,
+                step=step,
+                publisher=publisher,
+                records=self.records,
+                journal=journal,
+                checkpoints=self.folder / "checkpoints",
+                checkpoint_every=self.checkpoint_every,
+                source=self.source,
+            )
+            self.source.judge = self.loop.judge
+            await self.loop.work(100, first_samplers=2)
+
+
+@asynccontextmanager
+async def training(join, who, folder, stop_before, checkpoint_every):
+    with opened_store(folder) as store:
+        async with join(who) as network, trio.open_nursery() as nursery:
+            standby = Standby(RUN, network, who, store, folder)
+            real = Training(network, store, who, folder, stop_before, checkpoint_every)
+            nursery.start_soon(standby.take_turns, real.lead)
+            yield standby, real
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("every", "learnt", "adopted"),
+    [(1, 4, False), (3, 3, True)],
+    ids=["bit for bit from the newest checkpoint", "from an older one and the newest weights"],
+)
+async def test_training_goes_on_where_the_leader_ended(tmp_path, monkeypatch, every, learnt, adopted):
+    """`learnt` batches are in the checkpoint; the fourth is in the weights anyway."""
+    monkeypatch.setattr("tests.trainer.dying.RUN", RUN)
+    async with (
+        MemorySwarm() as swarm,
+        judge(swarm.join, tmp_path / "judge") as watcher,
+        training(swarm.join, HEIR, tmp_path / "heir", 8, every) as (heir, after),
+    ):
+        async with training(swarm.join, TRAINER, tmp_path / "trainer", 5, every) as (_, before):
+            await until(before.source.stopped.is_set, 120)
+            last = before.store.follower.tip
+            await until(lambda: after.store.tip == last and watcher.hearing.tip == last)
+            await until(lambda: heir.borrowing.kept and heir.borrowing.kept.step == learnt)
+            assert after.loop is None
+        await until(after.source.stopped.is_set, 120)
+        stood = after.loop.stood
+        assert (stood.number, stood.tip) == (learnt, last)
+        assert stood.adopted is adopted, "whether its masters do not round to the bits that were published"
+        new = [head for head in after.store.follower.heads if head.message.term == 2]
+        steps = range(1, 8 - learnt)
+        assert [head.message.version for head in new] == [last.message.version + n for n in steps]
+        assert [head.message.step for head in new] == [last.message.step + n for n in steps]
+        assert new[0].message.anchor is not None
+        assert [record.number for record in after.records.steps] == list(range(learnt + 1, 8))
+        await until(lambda: watcher.hearing.tip == new[-1])
