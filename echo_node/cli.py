@@ -15,7 +15,18 @@ from typing import Annotated
 
 import typer
 
-from echo_node import __version__, contract_cli, doctor_cli, engines_cli, program, verifier_cli, weights_cli
+from echo_node import (
+    __version__,
+    contract_cli,
+    doctor_cli,
+    engines_cli,
+    join_cli,
+    keys_cli,
+    program,
+    run_cli,
+    verifier_cli,
+    weights_cli,
+)
 from echo_node.program import INTERRUPTED
 
 app = typer.Typer(
@@ -28,6 +39,9 @@ app = typer.Typer(
 app.add_typer(contract_cli.app, name="contract")
 app.add_typer(weights_cli.app, name="weights")
 app.add_typer(verifier_cli.app, name="verifier")
+app.add_typer(run_cli.app, name="run")
+app.add_typer(keys_cli.app, name="keys")
+app.command()(join_cli.join)
 app.command()(engines_cli.engines)
 app.command()(doctor_cli.doctor)
 

@@ -68,6 +68,13 @@ def write_resolved(config: BaseModel, file: Path) -> None:
     file.write_text("\n".join([*lines, *tables]) + "\n", "utf-8")
 
 
+def state_home() -> Path:
+    """Where a node keeps its key and its work, unless the person says otherwise (XDG base directories)."""
+    told = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(told) if Path(told).is_absolute() else Path.home() / ".local" / "state"
+    return home / "echo-node"
+
+
 def no_color() -> bool:
     """Whether the person has asked for no colours (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))

@@ -7,10 +7,12 @@ A node knows how to get onto a network (`join`, such as a swarm's own method) an
 from __future__ import annotations
 
 import secrets
+import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Final
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import trio
 
@@ -19,21 +21,32 @@ from echo_node.admission import Admitted
 from echo_node.engine.base import Engine
 from echo_node.engine.kinds import EngineSpec, best_class
 from echo_node.engine.worker import WorkerEngine
-from echo_node.errors import ConfigError
+from echo_node.errors import ConfigError, DefectError
 from echo_node.ledger import Entry, Ledger
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
 from echo_node.net.meeting.company import SEVERAL, Company
+from echo_node.net.outbox.outbox import Outbox, open_outbox
+from echo_node.records import RecordsFile, read_records
 from echo_node.run import Run, read_model
 from echo_node.sampler.loop import SamplerLoop
+from echo_node.terms.voting import VoteBox
+from echo_node.terms.watching import Watch
 from echo_node.threads import run_abandonable
+from echo_node.verifier.judging import Judge
 from echo_node.verifier.loop import VerifierLoop
+from echo_node.weights.handing import hand_over, opened
 from echo_node.weights.opening import open_store
+from echo_node.weights.papers import write_papers
 from echo_node.weights.publish import Publisher
 from echo_node.weights.pull import Puller
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
+from echo_node.writers import open_writer
 from protocol import Identity, Opened, Verdict, topics
+
+if TYPE_CHECKING:
+    from echo_node.trainer.step import TrainStep
 
 MOST_ROWS: Final = 128
 """Completions that an engine draws at once."""
@@ -41,7 +54,11 @@ Joining = Callable[[Identity], AbstractAsyncContextManager[Network]]
 
 
 class Node:
-    """A peer of a run. `luck` gives the random bytes of heads, for a trainer."""
+    """A peer of a run. `luck` gives the random bytes of heads, for a trainer.
+
+    With a `folder`, what the node holds is there, and it goes on from it after a restart; without one it is gone afterwards.
+    `spread` is how a trainer that asks shares out a batch: evenly, which repeats exactly, or by the speed that it measures.
+    """
 
     def __init__(
         self,
@@ -50,42 +67,62 @@ class Node:
         join: Joining,
         *,
         luck: Callable[[], bytes] = lambda: secrets.token_bytes(32),
+        folder: Path | None = None,
+        spread: Literal["even", "speed"] = "even",
     ) -> None:
         self._run = run
         self._identity = identity
         self._join = join
         self._luck = luck
+        self._folder = folder
+        self._spread = spread
         self.tokens = Rate()
         """Tokens generated or admitted, by the second."""
         self.verdicts: Counter[str] = Counter()
         """What groups were found to be, for a verifier."""
+        self.status: Callable[[], Mapping[str, Any]] = dict
+        """How it goes, in plain numbers; nothing before the role has begun."""
 
     @property
     def peer_id(self) -> str:
         return self._identity.peer_id
 
     async def sample(
-        self, *, slots_per_call: int = 16, engine: Engine | None = None, threads: int | None = None
+        self,
+        *,
+        slots_per_call: int = 16,
+        engine: Engine | None = None,
+        engine_class: str | None = None,
+        threads: int | None = None,
     ) -> None:
-        """Be a sampler until cancelled. Without an engine, the best that the run allows is started in a process of its own."""
+        """Be a sampler until cancelled. Without an engine one is started in a process of its own: of the class that is
+        named, or the best that the run allows.
+        """
+        chosen_class = engine_class or (self._best_class() if engine is None else "")
         async with (
-            self._worker(self._best_class(), slots_per_call * self._run.told.sampling.group_size, threads)
+            self._worker(chosen_class, slots_per_call * self._run.told.sampling.group_size, threads)
             if engine is None
             else nullcontext(engine) as chosen,
             self._join(self._identity) as network,
-            open_store(None, self._run.rules, network, model=self._run.folder) as store,
+            self._store(network) as store,
+            self._outbox() as outbox,
         ):
+            puller = Puller(network, store)
+            watch = Watch(network, puller.hearing, self._run.told.terms)
             loop = SamplerLoop(
                 self._run,
                 network,
                 self._identity,
                 chosen,
-                Puller(network, store),
+                puller,
+                outbox,
                 slots_per_call=slots_per_call,
                 agent=f"echo-node/{__version__}",
+                lease=watch.lease,
             )
             self.tokens = loop.tokens
-            async with self._company(network, "sampler", needed=("trainer", "verifier")):
+            self.status = loop.status
+            async with watch.work(), self._company(network, "sampler", needed=("trainer", "verifier")):
                 await loop.work()
 
     async def verify(
@@ -100,7 +137,7 @@ class Node:
         async with (
             self._worker("torch/f32", 1, threads) if engine is None else nullcontext(engine) as judge,
             self._join(self._identity) as network,
-            open_store(None, self._run.rules, network, model=self._run.folder) as store,
+            self._store(network) as store,
         ):
 
             def note(admitted: Admitted, verdict: Opened[Verdict]) -> None:
@@ -111,28 +148,148 @@ class Node:
             puller = Puller(network, store)
             loop = VerifierLoop(self._run, network, self._identity, judge, puller, told=note)
             self.verdicts = loop.results
-            async with self._company(network, "verifier", needed=("trainer",)):
-                await loop.work()
+            self.status = lambda: {
+                "version": _version_of(store),
+                "verdicts": dict(sorted(loop.results.items())),
+            }
+            with tempfile.TemporaryDirectory(prefix="echo-votes-") as passing:
+                box = VoteBox((self._folder or Path(passing)) / "votes", self._identity, self._run.id)
+                watch = Watch(network, puller.hearing, self._run.told.terms, box=box, held=lambda: store.tip)
+                async with watch.work(), self._company(network, "verifier", needed=("trainer",)):
+                    await loop.work()
 
-    async def train(self, steps: int, *, records: Records, first_samplers: int = 1, threads: int = 1) -> None:
-        """Be the trainer that leads the run, for so many steps."""
+    async def train(
+        self,
+        steps: int,
+        *,
+        records: Records,
+        first_samplers: int = 1,
+        threads: int = 1,
+        folder: Path | None = None,
+        checkpoint_every: int | None = None,
+        writers: Iterable[str] = (),
+        promote: bool = False,
+    ) -> None:
+        """Be a trainer of the run, until it has had so many steps in all: lead it, or stand by until nobody else does.
+
+        Where too few electors are named for that to happen by itself, `promote` is the operator's word for it.
+
+        With a folder (the node's own, if no other is given) weights, journal, checkpoints and records are there, and a trainer
+        that is started on it again goes on where the one before ended, however that was. `writers` are names of `echo_node.writers`.
+        """
+        from echo_node.trainer.journal import open_journal  # noqa: PLC0415
         from echo_node.trainer.loop import TrainerLoop  # noqa: PLC0415 - it needs torch, which a sampler may lack
-        from echo_node.trainer.settings import training_settings  # noqa: PLC0415
-        from echo_node.trainer.step import TrainStep  # noqa: PLC0415
+        from echo_node.trainer.resuming import CHECKPOINT_EVERY  # noqa: PLC0415
+        from echo_node.trainer.spreading import BySpeed  # noqa: PLC0415
+        from echo_node.trainer.standby import Standby  # noqa: PLC0415
+        from echo_node.trainer.verdicts import VerdictPolicy  # noqa: PLC0415
 
-        settings = training_settings(self._run.told).step
-
-        step = await run_abandonable(lambda: TrainStep(self._run.folder, settings, threads=threads))
         layout = layout_of(read_model(self._run.folder))
-        with WeightsStore.temporary(self._run.rules, layout) as store:
-            publisher = Publisher(store, self._identity, luck=self._luck)
-            async with self._join(self._identity) as network:
-                loop = TrainerLoop(
-                    self._run, network, self._identity, step=step, publisher=publisher, records=records
-                )
-                self.tokens = loop.tokens
-                async with self._company(network, "trainer", needed=("verifier",)):
+        async with AsyncExitStack() as stack:
+            place = folder or self._folder
+            kept = place is not None
+            if place is None:
+                place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-trainer-")))
+            else:
+                await trio.to_thread.run_sync(write_papers, place / "weights", self._run.manifest, layout)
+            store = stack.enter_context(
+                WeightsStore.open(place / "weights", self._run.rules, layout)
+                if kept
+                else WeightsStore.temporary(self._run.rules, layout)
+            )
+            journal = await stack.enter_async_context(
+                open_journal(place / "journal.sqlite" if kept else None, self._run.id)
+            )
+            if kept:
+                records.recall(read_records(place / "records.sqlite"))
+                stack.enter_context(records.writing_to(RecordsFile(place / "records.sqlite")))
+            for name in writers:
+                writer = open_writer(name, self._run.id.hex()[:16], place)
+                stack.enter_context(records.writing_to(writer))
+            network = await stack.enter_async_context(self._join(self._identity))
+            standby = Standby(self._run, network, self._identity, store, place)
+            self.status = lambda: {"version": _version_of(store), "leading": False}
+            if promote:
+                standby.promote()
+
+            async def lead() -> None:
+                async with self._step(threads) as step, self._own_look(store, threads) as look:
+                    loop = TrainerLoop(
+                        self._run,
+                        network,
+                        self._identity,
+                        step=step,
+                        publisher=Publisher(store, self._identity, luck=self._luck),
+                        records=records,
+                        journal=journal,
+                        policy=VerdictPolicy(self._run, self._identity, check=look),
+                        checkpoints=place / "checkpoints" if kept else None,
+                        checkpoint_every=checkpoint_every or CHECKPOINT_EVERY,
+                        spread=BySpeed() if self._spread == "speed" else None,
+                    )
+                    self.tokens = loop.tokens
+                    self.status = lambda: {**loop.status(), "leading": True}
                     await loop.work(steps, first_samplers=first_samplers)
+
+            await stack.enter_async_context(self._company(network, "trainer", needed=("trainer", "verifier")))
+            await standby.take_turns(lead)
+
+    @asynccontextmanager
+    async def _step(self, threads: int) -> AsyncGenerator[TrainStep]:
+        """The policy in training. Under torchrun it is spread over the ranks, of which this is the first."""
+        from echo_node.trainer.ranks import open_step  # noqa: PLC0415 - it needs torch, which a sampler may lack
+        from echo_node.trainer.settings import training_settings  # noqa: PLC0415
+
+        opening = open_step(self._run.folder, training_settings(self._run.told).step, threads=threads)
+        step = await run_abandonable(opening.__enter__)
+        try:
+            if step is None:
+                raise DefectError("only rank 0 is a peer")
+            yield step
+        finally:
+            opening.__exit__(None, None, None)
+
+    @asynccontextmanager
+    async def _own_look(
+        self, store: WeightsStore, threads: int
+    ) -> AsyncGenerator[Callable[[Admitted], str | None] | None]:
+        """How the trainer looks at groups itself, where the run says that it does: by a verifier's judge."""
+        told = self._run.told.verification
+        if told.policy != "self" or told.share <= 0:
+            yield None
+            return
+        async with self._worker("torch/f32", 1, threads) as engine:
+
+            def at(head_id: bytes) -> Engine:
+                if engine.loaded != head_id:
+                    with opened(store, head_id) as held:
+                        hand_over(held, engine)
+                return engine
+
+            judge = Judge(self._run, at)
+
+            def look(admitted: Admitted) -> str | None:
+                finding = judge.judge(admitted)
+                breach = finding.breach if finding else None
+                return breach.reason if breach and breach.sure else None
+
+            yield look
+
+    @asynccontextmanager
+    async def _store(self, network: Network) -> AsyncGenerator[WeightsStore]:
+        """The weights that this node follows."""
+        folder = self._folder / "weights" if self._folder else None
+        async with open_store(
+            folder, self._run.rules, network, model=self._run.folder, manifest=self._run.manifest
+        ) as store:
+            yield store
+
+    @asynccontextmanager
+    async def _outbox(self) -> AsyncGenerator[Outbox]:
+        """What must arrive."""
+        with tempfile.TemporaryDirectory(prefix="echo-outbox-") as passing:
+            async with open_outbox((self._folder or Path(passing)) / "outbox.sqlite") as outbox:
+                yield outbox
 
     def _best_class(self) -> str:
         return best_class({tolerance.engine for tolerance in self._run.told.engines})
@@ -160,3 +317,8 @@ class Node:
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(engine.close)
+
+
+def _version_of(store: WeightsStore) -> int | None:
+    tip = store.follower.tip
+    return tip.message.version if tip else None

@@ -157,6 +157,9 @@ ENGINES: Final = (
 """Who may sample unless the author says otherwise: classes too narrow to hide a cheat in, at two to three times the worst of 12,000 honest tokens."""
 
 
+NOBODY_CHECKS: Final = Verification(policy="self", quorum=1, share=0.0)
+
+
 def read_model(folder: Path) -> State:
     """The weights of a Hugging Face folder of one file."""
     path = folder / "model.safetensors"
@@ -181,9 +184,13 @@ def draft(
     trainers: Sequence[bytes],
     verifiers: Sequence[bytes] = (),
     engines: Sequence[EngineTolerance] = ENGINES,
+    verification: Verification = NOBODY_CHECKS,
+    heartbeat_ms: int = 15_000,
+    lease_ms: int = 60_000,
+    seeds: Sequence[str] = (),
     nonce: bytes,
 ) -> bytes:
-    """A sealed manifest for a model's folder and a contract with these parameters."""
+    """A sealed manifest for a model's folder and a contract with these parameters. All trainers and verifiers are electors."""
     manifest = Manifest(
         algorithm=Algorithm(name="grpo", params=dict(algorithm), version="1"),
         contract=ContractPin(
@@ -198,11 +205,11 @@ def draft(
         name=name,
         nonce=nonce,
         sampling=sampling_,
-        seeds=(),
+        seeds=tuple(seeds),
         sync=sync,
-        terms=Terms(electors=tuple(sorted({*trainers, *verifiers})), heartbeat_ms=15_000, lease_ms=60_000),
+        terms=Terms(tuple(sorted({*trainers, *verifiers})), heartbeat_ms, lease_ms),
         trainers=tuple(trainers),
-        verification=Verification(policy="self", quorum=1, share=0.0),
+        verification=verification,
         verifiers=tuple(verifiers),
     )
     with boundary(ConfigError, "writing the manifest"):

@@ -70,7 +70,7 @@ class Chain:
         self._run = run
         self._tip = None
 
-    def next(self, *samplers: Identity, step: int | None = None):
+    def next(self, *samplers: Identity, step: int | None = None, term: int = 1):
         tip, run = self._tip, self._run
         head = WeightsHead(
             groups=merkle_root([]),
@@ -81,7 +81,7 @@ class Chain:
             roster=blob_id(encode(roster(*samplers))),
             routes=(Route(base=None, codec="safetensors", size=1, table=bytes(32)),),
             step=step if step is not None else tip.message.step + 1 if tip else 0,
-            term=1,
+            term=term,
             version=tip.message.version + 1 if tip else 0,
         )
         self._tip = open_sealed(seal(head, TRAINER, run.id), WeightsHead, run.id)

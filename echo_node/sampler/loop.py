@@ -11,19 +11,23 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import trio
 
 from echo_node.engine.base import Engine, Update, no_news
 from echo_node.errors import ConfigError, ContractError, DefectError, EngineError, PeerError, StoreError
 from echo_node.metrics import Rate
-from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
+from echo_node.net.base import ACCEPT, Message, Network, PeerEvent, Reject, Validation
 from echo_node.net.inbox import Inbox
+from echo_node.net.outbox.backoff import Patience
 from echo_node.net.outbox.deliveries import deliver
+from echo_node.net.outbox.outbox import Outbox
 from echo_node.run import Run
 from echo_node.sampler.pacing import Pacing
+from echo_node.sampler.posting import Post
 from echo_node.sampler.rollout import Rollout
+from echo_node.terms.lease import Lease
 from echo_node.threads import run_stoppable
 from echo_node.weights.handing import hand_over, update_to
 from echo_node.weights.pull import Puller
@@ -38,7 +42,6 @@ from protocol import (
     RolloutRequest,
     TrajectoryGroup,
     WeightsHead,
-    fill_batches,
     limits,
     open_sealed,
     seal,
@@ -51,11 +54,18 @@ HEAD_SECONDS = 30.0
 JOIN_SECONDS = 10.0
 TRIES: Final = 3
 """How often slots are filled with an engine that dies over them."""
+SETTLE_SECONDS = 0.5
+"""After a leader has come: within so long, at a moment of one's own, one knocks."""
+RETRY_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Before a version is tried again that could not be sampled; a newer one is tried at once."""
 JOIN_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class SamplerLoop:
-    """One sampler of a run. `slots_per_call` groups are generated together."""
+    """One sampler of a run. `slots_per_call` groups are generated together; they wait in the outbox until they are taken.
+
+    With a `lease`, it stops when the leader's has run out, since what it samples then may be for nobody.
+    """
 
     def __init__(
         self,
@@ -64,9 +74,12 @@ class SamplerLoop:
         identity: Identity,
         engine: Engine,
         puller: Puller,
+        outbox: Outbox,
         *,
         slots_per_call: int,
         agent: str,
+        patience: Patience | None = None,
+        lease: Lease | None = None,
     ) -> None:
         if engine.engine_class not in {tolerance.engine for tolerance in run.told.engines}:
             raise ConfigError(f"this run does not take groups of the engine class {engine.engine_class}")
@@ -80,11 +93,36 @@ class SamplerLoop:
         self._rollout = Rollout(run, identity, engine)
         self._puller = puller
         self._chain = puller.hearing
+        self._lease = lease
         self._joined = trio.Event()
         self._jitter = random.Random(identity.public)  # noqa: S311 - spreads retries, keeps no secret
+        self._post = Post(
+            run.id,
+            network,
+            identity,
+            outbox,
+            self._chain,
+            puller.store.blobs,
+            staleness=run.told.sync.staleness,
+            patience=patience,
+            luck=self._jitter,
+        )
         self.pacing = Pacing(unanswered=4 * slots_per_call)
         self.tokens = Rate()
         """Tokens generated, by the second."""
+
+    def status(self) -> dict[str, Any]:
+        """How it goes, in plain numbers."""
+        tip = self._chain.tip
+        return {
+            "joined": self._joined.is_set(),
+            "leader_is_silent": self._lease is not None and self._lease.is_over,
+            "version": tip.message.version if tip else None,
+            "accepted": self.pacing.accepted,
+            "refused": dict(sorted((+self.pacing.refused).items())),
+            "waiting": self._post.waiting,
+            "tokens_per_second": round(self.tokens.per_second(), 1),
+        }
 
     async def work(self) -> None:
         """Sample until cancelled."""
@@ -97,6 +135,8 @@ class SamplerLoop:
                 network.subscribe(topics.topic(run, topics.RECEIPTS), self._look_at_receipt) as receipts,
                 trio.open_nursery() as nursery,
             ):
+                await self._post.start()
+                nursery.start_soon(self._post.run)
                 nursery.start_soon(self._keep_pace)
                 nursery.start_soon(self._read, receipts)
                 nursery.start_soon(self._join)
@@ -139,20 +179,29 @@ class SamplerLoop:
             agent=self._agent, engine=self._engine.engine_class, head=tip.id if tip else ZERO, name=""
         )
         sealed = seal(join, self._identity, self._run.id)
-        for pause in itertools.chain(JOIN_PAUSES, itertools.repeat(JOIN_PAUSES[-1])):
-            try:
-                await deliver(
-                    self._network,
-                    self._chain.leader,
-                    topics.topic(self._run.id, topics.JOINS),
-                    sealed,
-                    deadline=JOIN_SECONDS,
-                    most=0,
-                )
-            except PeerError as error:
-                log.info("the leader cannot be reached, next try in %.1f s: %s", pause, error)
-                await trio.sleep(pause * (0.75 + 0.5 * self._jitter.random()))
-            else:
+        async with self._network.watch() as events:
+            for pause in itertools.chain(JOIN_PAUSES, itertools.repeat(JOIN_PAUSES[-1])):
+                try:
+                    await deliver(
+                        self._network,
+                        self._chain.leader,
+                        topics.topic(self._run.id, topics.JOINS),
+                        sealed,
+                        deadline=JOIN_SECONDS,
+                        most=0,
+                    )
+                except PeerError as error:
+                    log.info("the leader cannot be reached, next try in %.1f s: %s", pause, error)
+                    with trio.move_on_after(pause * (0.75 + 0.5 * self._jitter.random())):
+                        await self._leader_comes(events)
+                else:
+                    return
+
+    async def _leader_comes(self, events: Inbox[PeerEvent]) -> None:
+        """Until the leader can be reached, which it could not before. The caller sets the deadline."""
+        async for event in events:
+            if event.joined and event.public == self._chain.leader:
+                await trio.sleep(self._jitter.random() * SETTLE_SECONDS)  # it may serve nothing yet
                 return
 
     async def _fill(
@@ -193,35 +242,42 @@ class SamplerLoop:
     # Asynchronous push-pull
 
     async def _push(self) -> None:
-        """Fill slot after slot under the newest head, and gossip the groups, at the pace that is wanted."""
+        """Fill slot after slot under the newest head, and have the groups delivered, at the pace that is wanted."""
         await self._joined.wait()
         head: Opened[WeightsHead] | None = None
-        slot = 0
+        slot = failures = 0
         while True:
             await self.pacing.wait()
+            await self._wait_for_a_leader()
             tip = await self._chain.wait_for_newer(None)
             if self._chain.holding or not self._run.is_async(tip.message.version):
                 await self._chain.wait_for_newer(tip.id)
                 continue
             if head is None or head.id != tip.id:
-                head, slot = tip, 0
+                head, slot = tip, self._post.next_slot(tip.id)
             try:
                 async with self._in_flight(head) as news:
                     sealed = await self._fill(head, range(slot, slot + self._slots), news)
             except (PeerError, ProtocolError, EngineError, ContractError, StoreError) as error:
-                log.warning(
-                    "version %d could not be sampled, waiting for the next: %s", head.message.version, error
-                )
-                await self._chain.wait_for_newer(head.id)
+                pause = RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)]
+                failures += 1
+                version = head.message.version
+                log.warning("version %d cannot be sampled, next try in %.0f s: %s", version, pause, error)
+                with trio.move_on_after(pause * (0.75 + 0.5 * self._jitter.random())):
+                    await self._chain.wait_for_newer(
+                        head.id
+                    )  # whoever has this one may come back before there is another
                 continue
+            failures = 0
             slot += self._slots
             self._count(sealed)
-            short = [item for item in sealed if len(item) <= limits.GOSSIP_BYTES - 16]
-            if len(short) < len(sealed):
-                log.warning("%d groups are too long for gossip and stay here", len(sealed) - len(short))
-            self.pacing.sent([Envelope.parse(item).id for item in short])
-            for batch in fill_batches(short):
-                await self._network.publish(topics.topic(self._run.id, topics.GROUPS), batch)
+            self.pacing.sent(await self._post.put(sealed))
+
+    async def _wait_for_a_leader(self) -> None:
+        if self._lease is not None and self._lease.is_over:
+            log.warning("the leader is silent: this sampler waits until it, or another, is heard")
+            await self._lease.wait_until_fresh()
+            log.warning("the leader of term %d is heard again: sampling goes on", self._chain.follower.term)
 
     @asynccontextmanager
     async def _in_flight(self, head: Opened[WeightsHead]) -> AsyncGenerator[Callable[[], Update | None]]:
@@ -260,6 +316,7 @@ class SamplerLoop:
             receipt = open_sealed(message.data, Receipt, self._run.id)
             if receipt.signer == self._chain.leader:
                 self.pacing.answered(receipt.message)
+                await self._post.settle(receipt)
 
     def _count(self, sealed: list[bytes]) -> None:
         groups = [Envelope.parse(item).claim(TrajectoryGroup, self._run.id) for item in sealed]

@@ -1,0 +1,72 @@
+"""Groups too long for gossip: a small reference is sent in their place, and whoever it is delivered to fetches the group.
+
+A reference is taken only from the hand of the sampler that it is about, who has the group; what is gossiped is passed over.
+It knows neither who sends nor what is done with a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from echo_node.errors import PeerError
+from echo_node.net.base import Network
+from echo_node.net.blobs.blobs import Blobs
+from echo_node.net.blobs.holders import Want
+from protocol import Envelope, GroupReference, Identity, TrajectoryGroup, blob_id, limits, read_batch, seal
+
+FETCH_SECONDS: Final = 15.0
+AT_ONCE: Final = 4
+"""Groups that are fetched together."""
+_MOST: Final = limits.GROUP_BYTES + limits.ENVELOPE_BYTES
+
+
+def refer_to(group: Envelope, identity: Identity, run: bytes) -> bytes:
+    """A sealed reference to a sealed group, which is a blob by its bytes."""
+    told = group.claim(TrajectoryGroup, run)
+    reference = GroupReference(
+        blob=blob_id(group.sealed),
+        group=group.id,
+        head=told.heads[0],
+        size=len(group.sealed),
+        slot=told.slot,
+    )
+    return seal(reference, identity, run)
+
+
+def is_reference(envelope: Envelope) -> bool:
+    return envelope.kind == GroupReference.KIND
+
+
+def groups_in(data: bytes) -> tuple[Envelope, ...]:
+    """The groups of a batch that was gossiped, without the references among them."""
+    return tuple(envelope for envelope in read_batch(data) if not is_reference(envelope))
+
+
+class Fetching:
+    """References that become groups."""
+
+    def __init__(self, network: Network, run: bytes) -> None:
+        self._blobs = Blobs(network)
+        self._run = run
+        self._places = trio.CapacityLimiter(AT_ONCE)
+
+    async def groups_of(self, data: bytes, sender: bytes) -> Sequence[Envelope]:
+        """The groups of a batch that was delivered by hand, those that it refers to with the rest."""
+        return [await self._whole(each, sender) if is_reference(each) else each for each in read_batch(data)]
+
+    async def _whole(self, envelope: Envelope, sender: bytes) -> Envelope:
+        if envelope.signer != sender:
+            raise PeerError("a reference to a group of somebody else's")
+        told = envelope.open(GroupReference, self._run).message
+        async with self._places:
+            with trio.move_on_after(FETCH_SECONDS) as waiting:
+                found = await self._blobs.fetch([Want(told.blob, most=told.size)], named=[sender], most=_MOST)
+        if waiting.cancelled_caught:
+            raise PeerError(f"a group that was referred to could not be had within {FETCH_SECONDS:g} s")
+        whole = Envelope.parse(found[told.blob])
+        if (whole.id, whole.signer) != (told.group, sender):
+            raise PeerError("a reference to another group than the one that it names")
+        return whole

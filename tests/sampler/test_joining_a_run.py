@@ -1,0 +1,61 @@
+"""A sampler that is there before its leader: it knocks as soon as there is a door."""
+
+from __future__ import annotations
+
+import trio
+
+from echo_node import embedded
+from echo_node.engine.kinds import EngineSpec, make_engine
+from echo_node.net.base import ACCEPT
+from echo_node.net.memory import MemorySwarm
+from echo_node.net.outbox.deliveries import Taker, serve_deliveries
+from echo_node.net.outbox.outbox import open_outbox
+from echo_node.run import read_model
+from echo_node.sampler.loop import SETTLE_SECONDS, SamplerLoop
+from echo_node.weights.pull import Puller
+from echo_node.weights.state import layout_of
+from echo_node.weights.store import WeightsStore
+from protocol import Join, open_sealed, topics
+from tests.crafting import SAMPLERS, TRAINER, open_run
+
+RUN = open_run()
+ANN = SAMPLERS[0]
+
+
+async def test_a_sampler_joins_soon_after_the_leader_has_come_however_long_that_took(
+    autojump_clock, tmp_path
+):
+    engine = make_engine(EngineSpec("llama/f16", embedded.folder(), rows=2, threads=1))
+    joined = trio.Event()
+
+    async def welcome(message):
+        join = open_sealed(message.data, Join, RUN.id, signer=message.sender)
+        assert (join.signer, join.message.engine) == (ANN.public, "llama/f16")
+        joined.set()
+        await trio.lowlevel.checkpoint()
+        return b""
+
+    with WeightsStore.temporary(RUN.rules, layout_of(read_model(embedded.folder()))) as store:
+        async with (
+            MemorySwarm() as swarm,
+            swarm.join(ANN) as network,
+            open_outbox(tmp_path / "outbox.sqlite") as outbox,
+            trio.open_nursery() as nursery,
+        ):
+            loop = SamplerLoop(
+                RUN, network, ANN, engine, Puller(network, store), outbox, slots_per_call=1, agent="a test"
+            )
+            nursery.start_soon(loop.work)
+            await trio.sleep(1000)
+            assert loop.status()["joined"] is False
+            async with swarm.join(TRAINER) as leader:
+                topic = topics.topic(RUN.id, topics.JOINS)
+                with serve_deliveries(leader, {topic: Taker(lambda _: ACCEPT, welcome)}):
+                    came = autojump_clock.current_time()
+                    await joined.wait()
+                    waited = autojump_clock.current_time() - came
+                    assert waited <= SETTLE_SECONDS + 5, (
+                        "the clock may jump over a thread, but not by a whole pause"
+                    )
+            nursery.cancel_scope.cancel()
+    engine.close()
