@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from typing import Final
 
@@ -9,9 +10,13 @@ import trio
 
 from protocol import Receipt
 
+log = logging.getLogger(__name__)
 _OLDER: Final = 16
 """How many times as many groups of older heads are remembered as may be unanswered."""
 _NEARLY_NOTHING: Final = 1e-9
+QUIET_SECONDS: Final = 60.0
+"""After the first group that is refused because its sampler is muted; each further time twice as long."""
+LONGEST_QUIET: Final = 3_600.0
 
 
 class Pacing:
@@ -28,6 +33,8 @@ class Pacing:
         self._newest = (0, 0)
         """Term and version of the receipt that said so."""
         self._news = trio.Event()
+        self._quiet_until = 0.0
+        self._mutings = 0
         self.accepted = 0
         self.refused: Counter[str] = Counter()
         """How many groups were refused, by reason."""
@@ -47,8 +54,25 @@ class Pacing:
         for group in receipt.accepted_ids():
             self.accepted += self._settle(group)
         for group, reason in receipt.refused_ids():
-            self.refused[reason] += self._settle(group)
+            ours = self._settle(group)
+            self.refused[reason] += ours
+            if ours and reason == "muted":
+                self._be_quiet()
         self._tell()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is sent for a while, since nobody would take it."""
+        return trio.current_time() < self._quiet_until
+
+    def _be_quiet(self) -> None:
+        if not self.is_quiet:
+            wait = min(LONGEST_QUIET, QUIET_SECONDS * 2.0 ** min(self._mutings, 30))
+            self._mutings += 1
+            self._quiet_until = trio.current_time() + wait
+            log.warning(
+                "this sampler is muted for what verifiers found in its groups; it is quiet for %.0f s", wait
+            )
 
     def moved_on(self) -> None:
         """A new head is there: what was drawn under older ones need not be waited for, and more is wanted."""
@@ -64,7 +88,10 @@ class Pacing:
         await trio.lowlevel.checkpoint()
         while True:
             self._catch_up()
-            if len(self._waiting) >= self._most or self._rate == 0:
+            if self.is_quiet:
+                with trio.move_on_at(self._quiet_until):
+                    await self._news.wait()
+            elif len(self._waiting) >= self._most or self._rate == 0:
                 await self._news.wait()
             elif self._rate is not None and self._ahead > _NEARLY_NOTHING:
                 with trio.move_on_after(self._ahead / self._rate):  # or until another rate is wanted

@@ -89,7 +89,10 @@ class GossipSource:
             if drawn := self._buffer.draw(self._batch, step):
                 return drawn
             changed = self._changed
-            self._receipts.rate = None  # nothing to do here: whatever the pace was, it was too slow
+            if len(self._buffer) < self._batch:
+                self._receipts.rate = (
+                    None  # whatever the pace was, it was too slow; else it is others that are waited for
+                )
             await self._drop(self._buffer.make_room(), "unverified")
             with trio.move_on_after(patience) as waiting:
                 await changed.wait()

@@ -57,6 +57,12 @@ class Choosing:
             self.passed_over += 1
         return True
 
+    def forget(self, sampler: bytes) -> None:
+        """It was condemned, and nobody hears it now: the time for what it has waiting is others'."""
+        for queue in (self._known, self._new):
+            for group in [key for key, (admitted, _) in queue.items() if admitted.group.signer == sampler]:
+                del queue[group]
+
     def next(self) -> tuple[Admitted, bytes] | None:
         """The group whose turn it is, and its lot."""
         self._turn += 1

@@ -210,6 +210,7 @@ class VerifierLoop:
         elif breach.sure:
             self.trust.condemned(sampler, breach.reason, now)
             self._suspicion.forget(sampler)
+            self.choosing.forget(sampler)
             log.info("a group is dishonest (%s): %s", breach.reason, breach.what)
         self.results["honest" if breach is None else breach.reason] += 1
         verdict = Verdict(

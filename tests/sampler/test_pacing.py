@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from echo_node.sampler.pacing import Pacing
+from echo_node.sampler.pacing import QUIET_SECONDS, Pacing
 from protocol import Receipt, Refusal
 
 SLACK = 0.01
@@ -197,3 +197,14 @@ async def test_waiting_lets_others_run_even_if_there_is_nothing_to_wait_for(auto
         scope.cancel()
         await pacing.wait()
     assert scope.cancelled_caught
+
+
+async def test_a_sampler_that_is_muted_is_quiet_for_longer_each_time(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=3)
+    for number, quiet in enumerate((QUIET_SECONDS, 2 * QUIET_SECONDS, 4 * QUIET_SECONDS)):
+        pacing.sent(ids(2 * number, 2 * number + 1))
+        pacing.answered(receipt(muted=(2 * number,)))
+        pacing.answered(receipt(muted=(2 * number + 1,)))  # of the same time
+        assert await seconds_until_more(pacing) == pytest.approx(quiet, abs=SLACK)
+    pacing.answered(receipt(muted=(99,)))
+    assert await seconds_until_more(pacing) == 0, "somebody else's"

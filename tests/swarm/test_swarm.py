@@ -129,6 +129,29 @@ async def test_a_trainer_that_is_killed_again_and_again_goes_on_and_uses_nothing
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
+async def test_samplers_come_and_go_and_progress_never_stops(tmp_path):
+    """One is always there, never the same for long: each is killed once the next has joined, and comes back later."""
+    async with swarm_in(tmp_path, algorithm={"batch_groups": 8}, sampling={"group_size": 4}) as swarm:
+        trainer = await swarm.start("trainer", *trainer_words())
+        here = await swarm.start("sampler 0", *LLAMA, "--slots", "8")
+        names = set()
+        for turn in range(1, 7):
+            coming = await swarm.start(f"sampler {turn % 3}", *(LLAMA, TORCH)[turn % 3 == 1], "--slots", "8")
+            await coming.said("joined", within=200)
+            await here.kill()
+            names |= {here.peer_id, coming.peer_id}
+            goal = len(trainer.all("step")) + 6
+            await trainer.until(lambda node, goal=goal: len(node.all("step")) >= goal, within=200)
+            here = coming
+        steps = trainer.all("step")
+        assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+        assert len(names) == 3
+        assert {name for step in steps for name in step["samplers"]} == names
+        assert max(int(age) for step in steps for age in step["staleness"]) <= 4
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_a_trainer_of_two_processes_is_one_peer(tmp_path):
     async with swarm_in(tmp_path, algorithm={"batch_groups": 8}, sampling={"group_size": 4}) as swarm:

@@ -15,27 +15,33 @@ VERIFIER = identity("verifier")
 ANN = SAMPLERS[0]
 
 
-def group(slot: int) -> Admitted:
-    opened = open_sealed(sealed_group(RUN, b"h" * 32, ANN, slot), TrajectoryGroup, RUN.id)
-    return Admitted(opened, 0, Prompt("r12345="))
+SIZE = RUN.told.sampling.group_size
 
 
-def taken(*, every: bool, honest: int) -> int:
+def group(slot: int, *, teaches: bool = True) -> Admitted:
+    rewards = tuple(float(teaches and place == 0) for place in range(SIZE))
+    sealed = sealed_group(RUN, b"h" * 32, ANN, slot, rewards=rewards)
+    return Admitted(open_sealed(sealed, TrajectoryGroup, RUN.id), 0, Prompt("r12345="))
+
+
+def taken(*, every: bool, honest: int, teaches: bool = True) -> int:
     trust = Trust()
     for _ in range(honest):
         trust.honest(ANN.public, 0.0)
     choosing = Choosing(RUN.id, VERIFIER, trust, every=every)
-    return sum(choosing.offer(group(slot), 0.0) for slot in range(60))
+    return sum(choosing.offer(group(slot, teaches=teaches), 0.0) for slot in range(60))
 
 
 def test_where_a_quorum_must_speak_all_groups_are_looked_at_whoever_made_them_and_whatever_they_claim():
     assert taken(every=True, honest=0) == 60
     assert taken(every=True, honest=100 * NEWCOMER) == 60
+    assert taken(every=True, honest=0, teaches=False) == 60
 
 
 def test_elsewhere_a_trusted_peer_is_looked_at_now_and_then():
-    few = taken(every=False, honest=100 * NEWCOMER)
-    assert few < 30
+    assert 0 < taken(every=False, honest=100 * NEWCOMER) < 30
+    assert taken(every=False, honest=0) == 60, "all of a newcomer's"
+    assert taken(every=False, honest=0, teaches=False) == 0
 
 
 def test_a_lot_can_be_checked_by_everybody():
@@ -43,3 +49,14 @@ def test_a_lot_can_be_checked_by_everybody():
     choosing.offer(group(0), 0.0)
     admitted, lot = choosing.next()
     check_draw(VERIFIER.public, RUN.id, admitted.group.id, lot)
+
+
+def test_what_a_condemned_peer_has_waiting_takes_nobodys_time():
+    choosing = Choosing(RUN.id, VERIFIER, Trust(), every=True)
+    other = open_sealed(sealed_group(RUN, b"h" * 32, SAMPLERS[1], 0), TrajectoryGroup, RUN.id)
+    for admitted in (group(0), Admitted(other, 0, Prompt("r12345=")), group(1)):
+        choosing.offer(admitted, 0.0)
+    choosing.forget(ANN.public)
+    admitted, _ = choosing.next()
+    assert admitted.group.signer == SAMPLERS[1].public
+    assert choosing.next() is None

@@ -1,0 +1,192 @@
+"""Does a swarm learn although half of its samplers cheat? Three runs: clean, poisoned and verified, poisoned and believed.
+
+Four samplers, of whom two cheat; one verifier, whose word counts by the policy `sampled`. Steps are counted until the
+held-out reward is 0.8, so a busy machine changes little. Everything is real but the network, which is the in-memory one:
+nodes, seals, admission, verdicts. Needs matplotlib for the picture. Results go into build/benchmarks.
+"""
+
+from __future__ import annotations
+
+import os
+
+if __name__ == "__main__":  # and not where this is imported: what is set here is set for good
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of every node
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import argparse
+import dataclasses
+import json
+import logging
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.convergence_report import ENOUGH, final_reward, steps_to
+from benchmarks.poisoned_swarm import CHEATS, Outcome, Policy, play
+
+FOLDER: Final = Path(__file__).parents[1] / "build" / "benchmarks"
+STEPS: Final = 160
+MOST_STEPS: Final = 1.3
+"""Times those of the clean run."""
+CLEAN, VERIFIED, BELIEVED = "clean", "verified", "unverified"
+COLOURS: Final = {CLEAN: "tab:blue", VERIFIED: "tab:green", BELIEVED: "tab:red"}
+
+Sides = Mapping[str, Sequence[Outcome]]
+
+
+def run_all(
+    seeds: Sequence[int], steps: int, policy: Policy, verifiers: int, tell: Callable[[str], None]
+) -> dict[str, list[Outcome]]:
+    """Every side with every seed, one after the other."""
+    sides: dict[str, list[Outcome]] = {CLEAN: [], VERIFIED: [], BELIEVED: []}
+    for seed in seeds:
+        for side, told in (
+            (CLEAN, {"cheats": 0}),
+            (VERIFIED, {"cheats": CHEATS, "policy": policy, "verifiers": verifiers}),
+            (BELIEVED, {"cheats": CHEATS}),
+        ):
+            done = play(side, seed, steps, **told)
+            sides[side].append(done)
+            tell(f"{side}, seed {seed}: {done.curve[-1][1]:.3f} in {done.seconds:.0f} s")
+    return sides
+
+
+def reached(outcome: Outcome) -> bool:
+    return any(reward >= ENOUGH for _, reward in outcome.curve)
+
+
+def figures(sides: Sides) -> dict[str, Any]:
+    """The line of numbers: medians over the seeds, and sums of what must not be. A side that never got there has no steps."""
+    clean, verified, believed = sides[CLEAN], sides[VERIFIED], sides[BELIEVED]
+    last = min(each.curve[-1][0] for each in (*clean, *verified, *believed))
+    learnt = all(map(reached, (*clean, *verified)))
+    ratio = _median(clean, verified, lambda one, other: steps_to(other.curve) / steps_to(one.curve))
+    return {
+        "poisoned_steps_over_clean": round(ratio, 4) if learnt else None,
+        "clean_final_reward": _final(clean, last),
+        "poisoned_final_reward": _final(verified, last),
+        "unverified_final_reward": _final(believed, last),
+        "cheats_muted": sum(each.cheats_muted for each in verified),
+        "cheats": CHEATS * len(verified),
+        "cheats_muted_after_groups": [list(each.made_before_verdict) for each in verified],
+        "honest_condemned": sum(each.honest_condemned for each in verified),
+        "forged_groups_trained": sum(each.forged_trained for each in verified),
+        "forged_groups_trained_unverified": sum(each.forged_trained for each in believed),
+        "seeds": len(clean),
+    }
+
+
+def _median(
+    ones: Sequence[Outcome], others: Sequence[Outcome], of: Callable[[Outcome, Outcome], float]
+) -> float:
+    return statistics.median(of(one, other) for one, other in zip(ones, others, strict=True))
+
+
+def _final(outcomes: Sequence[Outcome], last: int) -> float:
+    """At the last step that all sides were measured at: a follower may miss the very last version."""
+    curves = [[point for point in each.curve if point[0] <= last] for each in outcomes]
+    return round(statistics.median(map(final_reward, curves)), 4)
+
+
+def bounds_lines(told: Mapping[str, Any]) -> list[str]:
+    """Whether each number is where it should be."""
+    steps = told["poisoned_steps_over_clean"]
+    checks = {
+        f"poisoned_steps_over_clean: {steps}, at most {MOST_STEPS}": steps is not None
+        and steps <= MOST_STEPS,
+        f"honest_condemned: {told['honest_condemned']}, none": told["honest_condemned"] == 0,
+        f"cheats_muted: {told['cheats_muted']}, all of {told['cheats']}": told["cheats_muted"]
+        == told["cheats"],
+        f"unverified_final_reward: {told['unverified_final_reward']}, below {ENOUGH}": told[
+            "unverified_final_reward"
+        ]
+        < ENOUGH,
+    }
+    return [f"{line}: {'holds' if holds else 'MISSED'}" for line, holds in checks.items()]
+
+
+def table(sides: Sides) -> Table:
+    made = Table(
+        "swarm",
+        "seed",
+        f"steps to {ENOUGH}",
+        "final",
+        "forged",
+        "trained on",
+        "until",
+        "muted after",
+        title="Held-out reward with two cheats of four samplers (clean: none), and the cheats' groups",
+    )
+    for side, outcomes in sides.items():
+        for each in outcomes:
+            made.add_row(
+                side,
+                str(each.seed),
+                f"{steps_to(each.curve):.0f}" if reached(each) else "never",
+                f"{final_reward(each.curve):.3f}",
+                str(each.forged_made),
+                str(each.forged_trained),
+                f"step {each.last_forged_step}" if each.last_forged_step else "",
+                ", ".join("never" if count is None else str(count) for count in each.made_before_verdict),
+            )
+    return made
+
+
+def draw(sides: Sides, file: Path) -> None:
+    """All curves in one picture, each seed a line."""
+    import matplotlib as mpl  # noqa: PLC0415 - only a picture needs it
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - after the backend is chosen
+
+    figure, axes = plt.subplots(figsize=(9, 5.5), dpi=120)
+    for side, outcomes in sides.items():
+        for number, each in enumerate(outcomes):
+            points = np.array(each.curve)
+            label = side if number == 0 else None
+            axes.plot(points[:, 0], points[:, 1], marker=".", color=COLOURS[side], label=label)
+    axes.axhline(ENOUGH, color="grey", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="optimiser step", ylabel="held-out reward", ylim=(0.0, 1.0))
+    axes.set_title(f"Four samplers: all honest (clean), or {CHEATS} cheats, verified and unverified")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="center right")
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file)
+    plt.close(figure)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.poisoned", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a few steps, to see that it works")
+    parser.add_argument("--steps", type=int, default=None, help=f"default: {STEPS}")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="default: 0")
+    parser.add_argument("--policy", choices=("sampled", "quorum", "self"), default="sampled")
+    parser.add_argument("--verifiers", type=int, default=1)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where results and the picture go")
+    wish = parser.parse_args(words)
+    name = "poisoned-quick" if wish.quick else "poisoned"
+    console, quiet = Console(), Console(stderr=True)
+    steps = wish.steps or (10 if wish.quick else STEPS)
+    sides = run_all(wish.seeds, steps, wish.policy, wish.verifiers, quiet.print)
+    wish.folder.mkdir(parents=True, exist_ok=True)
+    runs = [dataclasses.asdict(each) for outcomes in sides.values() for each in outcomes]
+    (wish.folder / f"{name}.json").write_text(json.dumps(runs), "utf-8")
+    console.print(table(sides))
+    told = figures(sides) | {"policy": wish.policy, "verifiers": wish.verifiers}
+    for line in bounds_lines(told):
+        console.print(line, highlight=False)
+    draw(sides, wish.folder / f"{name}.png")
+    console.print(f"curves: {wish.folder / f'{name}.png'}", highlight=False, soft_wrap=True)
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # that cheats are muted is in the table
+    main()

@@ -1,0 +1,198 @@
+"""One run of the swarm in which some samplers cheat, with verification or without: real nodes on the in-memory network.
+
+Half of the samplers have an engine that cheats; everything else of them is the node's own. One cheats from its first group
+on, the other earns trust first. A follower measures published versions on held-out prompts, since the reward of a batch with
+forged groups says nothing. It knows nothing of how cheats work, nor of pictures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+import trio
+
+from benchmarks.convergence_swarm import LONGEST_SECONDS, follow
+from benchmarks.convergence_task import BATCH, GROUP, Curve, HeldOut, identity, luck, open_run
+from benchmarks.poisoned_cheats import CheatingEngine
+from echo_node.engine.local import LocalEngine
+from echo_node.engine.torch import TorchDecoder
+from echo_node.ledger import Entry, Ledger
+from echo_node.metrics import Records
+from echo_node.net.memory import MemorySwarm
+from echo_node.node import Node
+from echo_node.run import Run
+from protocol import ZERO, Opened, Verdict, seal
+from protocol.manifest import Verification
+
+SAMPLERS: Final = 4
+CHEATS: Final = 2
+HONEST_GROUPS: Final = (0, 64)
+"""What each cheat sends before it begins: nothing, or enough to be trusted."""
+SLOTS: Final = BATCH // SAMPLERS
+STALENESS: Final = 4
+EXTRA_STEPS: Final = 6
+"""After the last step that is measured, so that its version can still be pulled."""
+UNVOUCHED: Final = 0.1
+"""The part of a batch that nobody vouches for, or that the trainer looks at itself."""
+
+Policy = Literal["none", "self", "sampled", "quorum"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of one run."""
+
+    side: str
+    seed: int
+    curve: Curve
+    seconds: float
+    forged_made: int
+    forged_trained: int
+    last_forged_step: int
+    """After which nothing forged was trained on; 0: nothing ever was."""
+    made_before_verdict: tuple[int | None, ...]
+    """Groups that each cheat had forged when a verifier first condemned one; none: no verifier did."""
+    cheats_muted: int
+    honest_condemned: int
+    verdicts: dict[str, int]
+    """What verifiers have found, by reason."""
+
+
+def open_poisoned_run(seed: int, policy: Policy, verifiers: int) -> Run:
+    """The run of a seed, with such a verification."""
+    plain = open_run(seed, staleness=STALENESS)
+    if policy == "none":
+        return plain
+    names = [f"verifier {number}" for number in range(verifiers)] if policy != "self" else []
+    told = dataclasses.replace(
+        plain.told,
+        verification=Verification(policy=policy, quorum=max(1, len(names)), share=UNVOUCHED),
+        verifiers=tuple(sorted(identity(seed, name).public for name in names)),
+    )
+    with closing(plain):
+        return Run.open(seal(told, identity(seed, "trainer"), ZERO), plain.folder, jailed=False)
+
+
+def play(
+    side: str, seed: int, steps: int, *, cheats: int = CHEATS, policy: Policy = "none", verifiers: int = 1
+) -> Outcome:
+    """Let a swarm with so many cheats among its samplers take so many steps."""
+    torch.set_num_threads(1)
+    with closing(open_poisoned_run(seed, policy, verifiers)) as run:
+        return trio.run(_Swarm(run, side, seed, steps, cheats).play)
+
+
+class _Accusations(Ledger):
+    """The verifiers' ledger, and what they have against whom. `forged_by` counts what a sampler has forged by then."""
+
+    def __init__(self, path: Path, forged_by: Callable[[bytes], int]) -> None:
+        super().__init__(path)
+        self._forged_by = forged_by
+        self.against: Counter[bytes] = Counter()
+        self.first: dict[bytes, int] = {}
+
+    def verdict(self, found: Opened[Verdict], group: Entry | None = None) -> bool:
+        if group is not None and found.message.result == "dishonest":
+            self.against[group.sampler] += 1
+            self.first.setdefault(group.sampler, self._forged_by(group.sampler))
+        return super().verdict(found, group)
+
+
+class _Swarm:
+    def __init__(self, run: Run, side: str, seed: int, steps: int, cheats: int) -> None:
+        self._run = run
+        self._side = side
+        self._seed = seed
+        self._steps = steps
+        self._honest = SAMPLERS - cheats
+        self._cheats: dict[bytes, CheatingEngine] = {}
+        """By their public keys."""
+        self._nodes: list[Node] = []
+        self._records = Records()
+        self._verifiers: list[Node] = []
+
+    async def play(self) -> Outcome:
+        run, seed, begun = self._run, self._seed, time.monotonic()
+        curve: Curve = []
+        held_out = HeldOut(run)
+        heads = itertools.count()
+        with tempfile.TemporaryDirectory(prefix="echo-poisoned-") as passing, ExitStack() as engines:
+            ledger = engines.enter_context(_Accusations(Path(passing) / "ledger.sqlite", self._forged_by))
+            with trio.fail_after(LONGEST_SECONDS):
+                async with MemorySwarm(seed) as swarm, trio.open_nursery() as nursery:
+                    for number in range(SAMPLERS):
+                        node = Node(run, identity(seed, f"sampler {number}"), swarm.join)
+                        engine = engines.enter_context(closing(self._engine(number)))
+                        self._nodes.append(node)
+                        nursery.start_soon(
+                            lambda node=node, engine=engine: node.sample(slots_per_call=SLOTS, engine=engine)
+                        )
+                    for number in range(len(run.told.verifiers)):
+                        node = Node(run, identity(seed, f"verifier {number}"), swarm.join)
+                        engine = engines.enter_context(closing(self._plain_engine(GROUP)))
+                        self._verifiers.append(node)
+                        nursery.start_soon(
+                            lambda node=node, engine=engine: node.verify(engine=engine, ledger=ledger)
+                        )
+                    nursery.start_soon(follow, run, swarm, seed, self._steps, held_out, curve)
+                    trainer = Node(
+                        run,
+                        identity(seed, "trainer"),
+                        swarm.join,
+                        luck=lambda: luck(seed, f"head {next(heads)}"),
+                    )
+                    await trainer.train(
+                        self._steps + EXTRA_STEPS, records=self._records, first_samplers=SAMPLERS
+                    )
+                    nursery.cancel_scope.cancel()
+            return self._outcome(curve, time.monotonic() - begun, ledger)
+
+    def _engine(self, number: int) -> LocalEngine:
+        if number < self._honest:
+            return self._plain_engine(SLOTS * GROUP)
+        first = HONEST_GROUPS[(number - self._honest) % len(HONEST_GROUPS)]
+        cheat = CheatingEngine(self._run, rows=SLOTS * GROUP, honest_groups=first)
+        self._cheats[identity(self._seed, f"sampler {number}").public] = cheat
+        return cheat
+
+    def _forged_by(self, sampler: bytes) -> int:
+        return len(self._cheats[sampler].forged) if sampler in self._cheats else 0
+
+    def _plain_engine(self, rows: int) -> LocalEngine:
+        return LocalEngine(TorchDecoder(self._run.folder, device="cpu", dtype="f32", threads=1), rows=rows)
+
+    def _outcome(self, curve: Curve, seconds: float, ledger: _Accusations) -> Outcome:
+        forged = {key for cheat in self._cheats.values() for key in cheat.forged}
+        trained = [
+            record.step
+            for record in self._records.steps
+            for group in record.groups
+            if self._run.slot_key(group.head, group.sampler, group.slot) in forged
+        ]
+        muted = ["muted" in node.status()["refused"] for node in self._nodes]
+        honest = [identity(self._seed, f"sampler {number}").public for number in range(self._honest)]
+        found: Counter[str] = Counter()
+        for node in self._verifiers:
+            found += node.verdicts
+        return Outcome(
+            side=self._side,
+            seed=self._seed,
+            curve=[(step, reward) for step, reward in curve if step <= self._steps],
+            seconds=seconds,
+            forged_made=len(forged),
+            forged_trained=len(trained),
+            last_forged_step=max(trained, default=0),
+            made_before_verdict=tuple(ledger.first.get(key) for key in self._cheats),
+            cheats_muted=sum(muted[self._honest :]),
+            honest_condemned=sum(muted[: self._honest]) + sum(ledger.against[key] for key in honest),
+            verdicts=dict(found),
+        )
