@@ -156,17 +156,6 @@ async def meeting(folder, weather=None):
         nursery.cancel_scope.cancel()
 
 
-@pytest.fixture(autouse=True)
-def disk_in_the_loop(monkeypatch):
-    """The clock jumps whenever every task waits, and would not wait for a thread."""
-
-    async def at_once(work):
-        await trio.lowlevel.checkpoint()
-        return work()
-
-    monkeypatch.setattr("echo_node.net.outbox.durable.in_thread", at_once)
-
-
 def groups(head, *slots: int) -> list[bytes]:
     return [sealed_group(RUN, head.id, ANN, slot) for slot in slots]
 
