@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
@@ -19,14 +20,16 @@ from typing import Any, Final, Literal, TypeAlias
 import trio
 
 from echo_node import program, state
+from echo_node.board import Board
 from echo_node.errors import ConfigError
 from echo_node.ledger import Ledger
 from echo_node.metrics import Records, StepRecord
 from echo_node.net.libp2p import Libp2pNetwork, SwarmSettings, join_swarm
 from echo_node.node import Node
-from echo_node.run import Run
+from echo_node.run import Run, read_model
 from echo_node.runfile import open_run
 from echo_node.state import StateFolder
+from echo_node.weights.state import layout_of
 from protocol import Identity, peer_id
 
 Role: TypeAlias = Literal["sampler", "trainer", "verifier", "bootstrap"]
@@ -64,13 +67,15 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What happens, for whoever reads it: one JSON object a line, or words."""
+    """What happens, for whoever reads it: one JSON object a line, or words. The board keeps it."""
 
     as_json: bool
     write: Callable[[str], None] = field(repr=False)
+    board: Board = field(default_factory=Board, repr=False)
 
     def tell(self, event: str, words: str, **more: Any) -> None:
         """An event in words and, beside them, its figures. Without words it is for programs alone."""
+        self.board.hear(event, words, more)
         if self.as_json:
             self.write(json.dumps({"event": event, "at": round(time.time(), 3), **more}))
         elif words:
@@ -92,7 +97,12 @@ class ToldSteps:
             version=record.version,
             head=record.head.hex(),
             reward=record.reward,
+            spread=record.spread,
             loss=record.loss,
+            tokens=record.tokens,
+            bytes_in=record.bytes_in,
+            bytes_out=record.bytes_out,
+            dropped=record.dropped,
             staleness=ages,
             samplers={peer_id(key): count for key, count in sorted(record.by_sampler.items())},
             heads=sorted({group.head.hex() for group in record.groups}),
@@ -137,6 +147,7 @@ def join(wishes: Wishes, events: Events) -> None:
             _check(wishes, run, identity)
             settings = _settings(wishes, place, seeds=(*wishes.seeds, *run.told.seeds))
             _started(events, wishes, identity, {"run": run.id.hex(), "name": run.told.name})
+            events.board.describe_run(_in_short(run))
             trio.run(partial(_take_part, wishes, run, identity, settings, place.run(run.id), events))
 
 
@@ -167,6 +178,21 @@ def _check(wishes: Wishes, run: Run, identity: Identity) -> None:
             f"this run does not take groups of the engine class {wishes.engine}",
             advice=f"take one of {', '.join(allowed)}",
         )
+
+
+def _in_short(run: Run) -> dict[str, Any]:
+    told = run.told
+    return {
+        "id": run.id.hex(),
+        "name": told.name,
+        "author": peer_id(run.manifest.signer),
+        "contract": f"{told.contract.name} {told.contract.version}",
+        "mode": "sequential" if told.sync.async_from is None else "async",
+        "staleness": told.sync.staleness,
+        "group_size": told.sampling.group_size,
+        "model_bytes": 2
+        * sum(math.prod(tensor.shape) for tensor in layout_of(read_model(run.folder)).tensors),
+    }
 
 
 def _started(events: Events, wishes: Wishes, identity: Identity, run: Mapping[str, str]) -> None:
@@ -231,6 +257,7 @@ async def _tell_progress(node: Node, place: Place, events: Events) -> None:
         if place.network is None:
             continue
         now = {"peers": len(place.network.peers()), **node.status()}
+        events.board.describe_swarm(node.swarm(place.network), place.network.reach.one_line())
         alone = 0 if now["peers"] else alone + 1
         if alone == ALONE:
             events.tell(

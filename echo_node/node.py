@@ -10,7 +10,13 @@ import secrets
 import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -43,13 +49,15 @@ from echo_node.weights.pull import Puller
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
 from echo_node.writers import open_writer
-from protocol import Identity, Opened, Verdict, topics
+from protocol import Identity, Opened, Verdict, peer_id, topics
 
 if TYPE_CHECKING:
     from echo_node.trainer.step import TrainStep
 
 MOST_ROWS: Final = 128
 """Completions that an engine draws at once."""
+MOST_PEERS: Final = 500
+"""That a picture of the swarm has."""
 Joining = Callable[[Identity], AbstractAsyncContextManager[Network]]
 
 
@@ -82,6 +90,25 @@ class Node:
         """What groups were found to be, for a verifier."""
         self.status: Callable[[], Mapping[str, Any]] = dict
         """How it goes, in plain numbers; nothing before the role has begun."""
+        self._members: Callable[[], Mapping[bytes, Mapping[str, Any]]] = dict
+        """The samplers that this node knows of, with what it knows of them."""
+
+    def swarm(self, network: Network) -> list[dict[str, Any]]:
+        """Whom this node knows of the run: itself, who is named in the manifest, its samplers, and who is connected."""
+        told, members, connected, mutes = self._run.told, self._members(), network.peers(), network.mutes()
+        roles = dict.fromkeys(members, "sampler")
+        roles |= dict.fromkeys(told.verifiers, "verifier") | dict.fromkeys(told.trainers, "trainer")
+        return [
+            {
+                "peer_id": peer_id(key),
+                "role": roles.get(key, "peer"),
+                "me": key == self._identity.public,
+                "connected": key in connected or key == self._identity.public,
+                "muted": ", ".join(sorted(mutes[key].reasons)) if key in mutes else None,
+                **members.get(key, {}),
+            }
+            for key in sorted({self._identity.public, *roles, *connected, *mutes})[:MOST_PEERS]
+        ]
 
     @property
     def peer_id(self) -> str:
@@ -229,6 +256,7 @@ class Node:
                     )
                     self.tokens = loop.tokens
                     self.status = lambda: {**loop.status(), "leading": True}
+                    self._members = loop.members
                     await loop.work(steps, first_samplers=first_samplers)
 
             await stack.enter_async_context(self._company(network, "trainer", needed=("trainer", "verifier")))
@@ -242,12 +270,11 @@ class Node:
 
         opening = open_step(self._run.folder, training_settings(self._run.told).step, threads=threads)
         step = await run_abandonable(opening.__enter__)
-        try:
+        with ExitStack() as stack:
+            stack.push(opening.__exit__)  # it sees how the block ended, as if it had been entered here
             if step is None:
                 raise DefectError("only rank 0 is a peer")
             yield step
-        finally:
-            opening.__exit__(None, None, None)
 
     @asynccontextmanager
     async def _own_look(

@@ -132,6 +132,8 @@ class TrainerLoop:
         self._bytes_in = 0
         self._active: deque[set[bytes]] = deque(maxlen=8)
         """Who has filled the last few batches: only they count when the pace is shared out."""
+        self._learnt_from: Counter[bytes] = Counter()
+        self._last_seen: dict[bytes, int] = {}
         self._began = time.monotonic()
         self.stood: StandStill | None = None
         """Where the trainer before this one stood, once that is known."""
@@ -182,6 +184,19 @@ class TrainerLoop:
             "waiting": len(self._buffer),
             "dropped": dict(sorted((self._buffer.dropped + self._refused).items())),
             "tokens_per_second": round(self.tokens.per_second(), 1),
+        }
+
+    def members(self) -> dict[bytes, dict[str, Any]]:
+        """The samplers that have joined: the engine of each, how many of its groups were learnt from, and at which step
+        the policy was that made the last of them.
+        """
+        return {
+            member.key: {
+                "engine": member.engine,
+                "groups": self._learnt_from[member.key],
+                "step": self._last_seen.get(member.key),
+            }
+            for member in self._desk.roster().members
         }
 
     # Coming back
@@ -343,7 +358,10 @@ class TrainerLoop:
             bytes_out=sum(route.size for route in published.message.routes) if published else 0,
         )
         self._bytes_in = self._gossip.bytes_in
-        self._records.add(step_record(batch, figures, published.id if published else b"", seen))
+        record = step_record(batch, figures, published.id if published else b"", seen)
+        self._learnt_from += record.by_sampler
+        self._last_seen |= {group.sampler: group.step for group in record.groups}
+        self._records.add(record)
         if published and (
             self._checkpoints is None or self._number - self._checkpointed >= self._checkpoint_every
         ):
