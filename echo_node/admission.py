@@ -122,12 +122,13 @@ class Admission:
             self._filled.add((head, sampler, slot))
             self._admitted[head, sampler] += 1
 
-    def _is_member(self, sampler: bytes) -> bool:
+    def is_member(self, sampler: bytes) -> bool:
+        """Whether a sampler is in the roster of a head that can still be sampled under."""
         return any(sampler in known.members for known in self._known.values())
 
     def _is_signed(self, envelope: Envelope) -> bool:
         """Strangers are not worth the cost of a signature."""
-        if not self._is_member(envelope.signer) or envelope.run != self._run.id:
+        if not self.is_member(envelope.signer) or envelope.run != self._run.id:
             return False
         try:
             verify_body(envelope.kind, envelope.body, envelope.signer, envelope.signature, envelope.run)
@@ -136,7 +137,7 @@ class Admission:
         return True
 
     def _admit(self, envelope: Envelope) -> Admitted:
-        if not self._is_member(envelope.signer):
+        if not self.is_member(envelope.signer):
             raise _RefusalError("not-in-roster", "the sampler is in no roster of the newest heads")
         group = envelope.claim(TrajectoryGroup, self._run.id)
         self._check_limits(group)

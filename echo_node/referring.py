@@ -1,12 +1,13 @@
 """Groups too long for gossip: a small reference is sent in their place, and whoever it is delivered to fetches the group.
 
-A reference is taken only from the hand of the sampler that it is about, who has the group; what is gossiped is passed over.
-It knows neither who sends nor what is done with a group.
+A reference is taken only from the hand of the sampler that it is about, who has the group, and who must be somebody that
+groups are taken from; what is gossiped is passed over. One delivery of a sampler is fetched at a time, within one deadline,
+so that nobody keeps others waiting for long. It does not know what is done with a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
@@ -18,8 +19,9 @@ from echo_node.net.blobs.holders import Want
 from protocol import Envelope, GroupReference, Identity, TrajectoryGroup, blob_id, limits, read_batch, seal
 
 FETCH_SECONDS: Final = 15.0
+"""For all groups that one delivery refers to."""
 AT_ONCE: Final = 4
-"""Groups that are fetched together."""
+"""Deliveries, each of another sampler, whose groups are fetched together."""
 _MOST: Final = limits.GROUP_BYTES + limits.ENVELOPE_BYTES
 
 
@@ -46,26 +48,40 @@ def groups_in(data: bytes) -> tuple[Envelope, ...]:
 
 
 class Fetching:
-    """References that become groups."""
+    """References that become groups. `welcome` says whose."""
 
-    def __init__(self, network: Network, run: bytes) -> None:
+    def __init__(self, network: Network, run: bytes, *, welcome: Callable[[bytes], bool]) -> None:
         self._blobs = Blobs(network)
         self._run = run
+        self._welcome = welcome
         self._places = trio.CapacityLimiter(AT_ONCE)
+        self._served: set[bytes] = set()
 
     async def groups_of(self, data: bytes, sender: bytes) -> Sequence[Envelope]:
         """The groups of a batch that was delivered by hand, those that it refers to with the rest."""
-        return [await self._whole(each, sender) if is_reference(each) else each for each in read_batch(data)]
+        batch = read_batch(data)
+        if not any(map(is_reference, batch)):
+            return batch
+        if not self._welcome(sender):
+            raise PeerError("references to groups are taken from samplers of the run only")
+        if sender in self._served:
+            raise PeerError("one delivery with references at a time")
+        self._served.add(sender)
+        try:
+            with trio.fail_after(FETCH_SECONDS):
+                async with self._places:
+                    return [await self._whole(each, sender) if is_reference(each) else each for each in batch]
+        except trio.TooSlowError:
+            told = f"groups that were referred to could not be had within {FETCH_SECONDS:g} s"
+            raise PeerError(told) from None
+        finally:
+            self._served.remove(sender)
 
     async def _whole(self, envelope: Envelope, sender: bytes) -> Envelope:
         if envelope.signer != sender:
             raise PeerError("a reference to a group of somebody else's")
         told = envelope.open(GroupReference, self._run).message
-        async with self._places:
-            with trio.move_on_after(FETCH_SECONDS) as waiting:
-                found = await self._blobs.fetch([Want(told.blob, most=told.size)], named=[sender], most=_MOST)
-        if waiting.cancelled_caught:
-            raise PeerError(f"a group that was referred to could not be had within {FETCH_SECONDS:g} s")
+        found = await self._blobs.fetch([Want(told.blob, most=told.size)], named=[sender], most=_MOST)
         whole = Envelope.parse(found[told.blob])
         if (whole.id, whole.signer) != (told.group, sender):
             raise PeerError("a reference to another group than the one that it names")

@@ -273,11 +273,3 @@ class Candidate:
             return
         topic = topics.topic(self._hearing.follower.rules.run, topics.GRANTS)
         await self._network.publish(topic, encode(grant))
-
-
-async def promote(candidate: Candidate, lease: Lease, *, deadline: float) -> bool:
-    """What an operator orders: have a trainer lead, once the leader has been silent for a whole lease. Whether it does."""
-    with trio.move_on_after(deadline):
-        await lease.wait_until_over()
-        await candidate.stand(by_hand=True)
-    return candidate.leads

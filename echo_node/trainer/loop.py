@@ -21,6 +21,7 @@ from echo_node.errors import ContractError, DefectError, PeerError
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import ACCEPT, Message, Network, Validation
 from echo_node.net.outbox.deliveries import Taker, serve_deliveries
+from echo_node.pausing import Gate
 from echo_node.referring import Fetching
 from echo_node.run import Run
 from echo_node.trainer.asking import NobodyAnswersError, SequentialSource
@@ -84,6 +85,7 @@ class TrainerLoop:
         checkpoint_every: int = CHECKPOINT_EVERY,
         spread: Spread | None = None,
         source: Source | None = None,
+        gate: Gate | None = None,
     ) -> None:
         batch, bound = training_settings(run.told).batch_groups, run.told.sync.staleness
         self._run = run
@@ -95,6 +97,7 @@ class TrainerLoop:
         self._checkpoints = checkpoints
         self._checkpoint_every = checkpoint_every
         self._source = source
+        self._gate = gate or Gate()
         self._policy = policy or VerdictPolicy(run, identity)
         self._admission = Admission(run)
         self._bound = bound
@@ -115,7 +118,7 @@ class TrainerLoop:
             self.judge,
             self._admission.release,
             journal,
-            Fetching(network, run.id),
+            Fetching(network, run.id, welcome=self._takes_groups_of),
         )
         self._heeding = Heeding(run, self._policy, self._buffer, self._receipts, journal, self._gossip.wake)
         self._sequential = SequentialSource(network, identity, run.id, batch, self.judge, spread=spread)
@@ -184,6 +187,7 @@ class TrainerLoop:
             "waiting": len(self._buffer),
             "dropped": dict(sorted((self._buffer.dropped + self._refused).items())),
             "tokens_per_second": round(self.tokens.per_second(), 1),
+            "paused": list(self._gate.reasons),
         }
 
     def members(self) -> dict[bytes, dict[str, Any]]:
@@ -259,6 +263,9 @@ class TrainerLoop:
         self._desk.welcome(join)
         return b""
 
+    def _takes_groups_of(self, sampler: bytes) -> bool:
+        return self._admission.is_member(sampler) and not self._policy.is_muted(sampler)
+
     def judge(self, envelope: Envelope) -> Admitted | Refused:
         """Whether a group may be trained on: by its own checks, and by what verifiers have said."""
         judged = self._admission.judge(envelope)
@@ -311,6 +318,7 @@ class TrainerLoop:
         return Roster(tuple(each for each in self._roster.members if not self._policy.is_muted(each.key)))
 
     async def _take_step(self) -> None:
+        await self._gate.wait_open()
         start = time.monotonic()
         drawn = await self._next_batch()
         ready = time.monotonic()

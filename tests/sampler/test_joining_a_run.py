@@ -1,7 +1,8 @@
-"""A sampler that is there before its leader: it knocks as soon as there is a door."""
+"""A sampler and its leader: it knocks as soon as there is a door, and works for nobody who has fallen silent."""
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from echo_node import embedded
@@ -12,11 +13,13 @@ from echo_node.net.outbox.deliveries import Taker, serve_deliveries
 from echo_node.net.outbox.outbox import open_outbox
 from echo_node.run import read_model
 from echo_node.sampler.loop import SETTLE_SECONDS, SamplerLoop
+from echo_node.terms.lease import Lease
+from echo_node.weights.publish import Publisher
 from echo_node.weights.pull import Puller
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
-from protocol import Join, open_sealed, topics
-from tests.crafting import SAMPLERS, TRAINER, open_run
+from protocol import Heartbeat, Join, open_sealed, seal, topics
+from tests.crafting import SAMPLERS, TRAINER, open_run, roster
 
 RUN = open_run()
 ANN = SAMPLERS[0]
@@ -57,5 +60,50 @@ async def test_a_sampler_joins_soon_after_the_leader_has_come_however_long_that_
                     assert waited <= SETTLE_SECONDS + 5, (
                         "the clock may jump over a thread, but not by a whole pause"
                     )
+            nursery.cancel_scope.cancel()
+    engine.close()
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_while_the_leader_is_silent_a_sampler_draws_nothing_and_goes_on_when_it_is_heard(tmp_path):
+    engine = make_engine(EngineSpec("torch/f32", embedded.folder(), rows=2, threads=1))
+    topic = topics.topic(RUN.id, topics.JOINS)
+
+    async def welcome(_message):
+        await trio.lowlevel.checkpoint()
+        return b""
+
+    with WeightsStore.temporary(RUN.rules, layout_of(read_model(embedded.folder()))) as store:
+        head = (
+            Publisher(store, TRAINER, luck=lambda: bytes(32))
+            .publish(read_model(embedded.folder()), step=0, roster=roster(ANN), groups=())
+            .head
+        )
+        lease = Lease(lambda: store.follower, 10.0)
+        async with (
+            MemorySwarm() as swarm,
+            swarm.join(TRAINER) as leader,
+            swarm.join(ANN) as network,
+            open_outbox(tmp_path / "outbox.sqlite") as outbox,
+            trio.open_nursery() as nursery,
+        ):
+            lease.begin()
+            await lease.wait_until_over()
+            puller = Puller(network, store)
+            loop = SamplerLoop(
+                RUN, network, ANN, engine, puller, outbox, slots_per_call=1, agent="a test", lease=lease
+            )
+            with serve_deliveries(leader, {topic: Taker(lambda _: ACCEPT, welcome)}):
+                nursery.start_soon(loop.work)
+                await trio.sleep(100)
+                assert loop.status()["joined"]
+                assert loop.status()["leader_is_silent"]
+                assert outbox.pending == 0, "groups for a chain that may be nobody's"
+                beat = Heartbeat(head=head.id, term=1, time_ms=1, version=0, ext={})
+                assert lease.take(open_sealed(seal(beat, TRAINER, RUN.id), Heartbeat, RUN.id))
+                with trio.fail_after(100):
+                    while not outbox.pending:  # noqa: ASYNC110 - an outbox has no event for this
+                        await trio.sleep(0.1)
+                assert not loop.status()["leader_is_silent"]
             nursery.cancel_scope.cancel()
     engine.close()

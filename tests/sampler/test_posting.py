@@ -19,7 +19,7 @@ from echo_node.net.memory import MemorySwarm
 from echo_node.net.outbox.deliveries import Taker, deliver, serve_deliveries
 from echo_node.net.outbox.item import LONGEST
 from echo_node.net.outbox.outbox import open_outbox
-from echo_node.referring import Fetching, groups_in, refer_to
+from echo_node.referring import FETCH_SECONDS, Fetching, groups_in, refer_to
 from echo_node.run import read_model
 from echo_node.sampler.posting import Post
 from echo_node.weights.hearing import Hearing
@@ -65,7 +65,8 @@ class Leader:
 
     def __init__(self, network) -> None:
         self.network = network
-        self._fetching = Fetching(network, RUN.id)
+        self.strangers: set[bytes] = set()
+        self._fetching = Fetching(network, RUN.id, welcome=lambda key: key not in self.strangers)
         self.gossiped: set[bytes] = set()
         self.delivered: list[bytes] = []
         self.answers = True
@@ -310,3 +311,43 @@ async def test_a_reference_is_taken_from_nobody_else_and_for_no_other_group(auto
             with pytest.raises(PeerError, match=says):
                 await deliver(ann.network, TRAINER.public, GROUPS, write_batch([reference]), deadline=20)
         assert not leader.delivered
+
+
+async def test_a_stranger_has_nothing_fetched(autojump_clock, tmp_path):
+    async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
+        (sealed,) = groups(leader.head, 0)
+        ann.store.blobs.put(sealed)
+        reference = refer_to(Envelope.parse(sealed), ANN, RUN.id)
+        leader.strangers = {ANN.public}
+        with pytest.raises(PeerError, match="samplers of the run only"):
+            await deliver(ann.network, TRAINER.public, GROUPS, write_batch([reference]), deadline=20)
+        assert not leader.delivered
+        leader.strangers.clear()
+        await deliver(ann.network, TRAINER.public, GROUPS, write_batch([reference]), deadline=20)
+        assert len(leader.delivered) == 1
+
+
+async def test_a_sampler_whose_blobs_never_come_is_served_once_at_a_time_and_not_for_long(
+    autojump_clock, tmp_path
+):
+    """It holds one place, and others' deliveries go through meanwhile."""
+    async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
+        absent = [Envelope.parse(sealed) for sealed in groups(leader.head, *range(4))]
+        batch = write_batch([refer_to(group, ANN, RUN.id) for group in absent])
+        answers: list[str] = []
+
+        async def send(deadline):
+            with pytest.raises(PeerError) as refusal:
+                await deliver(ann.network, TRAINER.public, GROUPS, batch, deadline=deadline)
+            answers.append(str(refusal.value))
+
+        started = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(send, 60)
+            async with sampler.swarm.join(SAMPLERS[1]) as other:
+                (inline,) = [sealed_group(RUN, leader.head.id, SAMPLERS[1], 0)]
+                await deliver(other, TRAINER.public, GROUPS, write_batch([inline]), deadline=1)
+        assert trio.current_time() - started < 2 * FETCH_SECONDS, "one deadline for all of a delivery"
+        assert sum("one delivery" in answer for answer in answers) == 2
+        assert len(leader.delivered) == 1

@@ -11,7 +11,6 @@ import trio
 
 from echo_node.errors import ConfigError
 from echo_node.net.memory import MemorySwarm
-from echo_node.terms.electing import promote
 from protocol import TermVote
 from protocol.chain import order
 from tests.terms.peers import ANN, BEN, CAT, LEASE, SAM, VAL, WIN, granted, peer, rules
@@ -71,6 +70,14 @@ async def test_without_a_majority_nobody_leads_and_with_it_again_somebody_does(t
         await val.reach(lambda now: now.term == 2)
 
 
+async def ordered_to_lead(who, *, deadline):
+    """What an operator's word leads to, once the leader has been silent for a whole lease. Whether it leads then."""
+    with trio.move_on_after(deadline):
+        await who.lease.wait_until_over()
+        await who.candidate.stand(by_hand=True)
+    return who.candidate.leads
+
+
 @pytest.mark.parametrize(("electors", "others"), [((BEN,), ()), ((BEN, VAL), (VAL,)), ((VAL,), (VAL,))])
 async def test_with_fewer_than_three_electors_nobody_leads_by_itself(
     tmp_path, autojump_clock, electors, others
@@ -87,10 +94,10 @@ async def test_with_fewer_than_three_electors_nobody_leads_by_itself(
             await ben.candidate.stand()
         assert "by hand" in str(caught.value)
         if others:
-            assert not await promote(ben.candidate, ben.lease, deadline=5 * LEASE), "all of them must sign"
+            assert not await ordered_to_lead(ben, deadline=5 * LEASE), "all of them must sign"
         for who in others:
             await stack.enter_async_context(peer(swarm, who, tmp_path, of))
-        assert await promote(ben.candidate, ben.lease, deadline=20 * LEASE)
+        assert await ordered_to_lead(ben, deadline=20 * LEASE)
         assert ben.follower.term == 2
 
 
