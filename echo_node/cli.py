@@ -74,35 +74,59 @@ def demo(
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Optimiser steps to take (220).")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="With one seed, sequential runs repeat bit for bit (0).")
+        int | None, typer.Option(help="Of keys and luck; in memory, sequential runs repeat bit for bit (0).")
     ] = None,
     samplers: Annotated[int | None, typer.Option(help="How many samplers (2).")] = None,
+    hostile: Annotated[
+        bool,
+        typer.Option("--hostile", help="Let two samplers more take part who cheat, and see them caught."),
+    ] = False,
+    in_memory: Annotated[
+        bool,
+        typer.Option(
+            "--in-memory",
+            help="One process without a network, a trainer and samplers alone: quick, and exact to repeat.",
+        ),
+    ] = False,
     config: Annotated[Path | None, typer.Option(help="A TOML file with these and other settings.")] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="One setting, such as algorithm.learning_rate=1e-4. May be repeated."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the curve, the steps and the settings go.")] = Path(
+    out: Annotated[Path, typer.Option(help="Where the curves, the steps and the settings go.")] = Path(
         "runs/demo"
     ),
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep every node's folder afterwards, and say where.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with one line of JSON on standard output.")
     ] = False,
 ) -> None:
-    """Watch a swarm learn on this machine: one trainer and two samplers teach a small model to reverse digits.
+    """Watch a swarm learn on this machine: a seed, a trainer, a verifier and two samplers, each a process of its own, teach
+    a small model to reverse digits.
 
-    Nothing to configure, nothing leaves this machine. It takes about a minute on two cores, shows reward, versions and
-    staleness as it goes, and ends with a summary and a picture of the reward.
+    Nothing to configure, nothing leaves this machine. It takes two minutes or so on two cores, shows reward, versions,
+    peers and verdicts as it goes, and ends with a summary and a picture of the curves. Ctrl-C ends it in order, a second
+    one at once.
     """
     from echo_node.config import DemoConfig, load_config
 
     given = load_config(
-        DemoConfig, config, changes or (), mode=mode, steps=steps, seed=seed, samplers=samplers
+        DemoConfig,
+        config,
+        changes or (),
+        mode=mode,
+        steps=steps,
+        seed=seed,
+        samplers=samplers,
+        hostile=hostile or None,
+        in_memory=in_memory or None,
     )
     with _ctrl_c_ends_at_once():
-        from echo_node.demo.command import run_demo  # brings torch, so only once the settings are right
+        from echo_node.demo.command import run_demo  # takes a while, so only once the settings are right
 
-    code = run_demo(given, out, as_json=as_json)
+    code = run_demo(given, out, as_json=as_json, keep=keep)
     if code == INTERRUPTED:
         sys.stdout.flush()
         sys.stderr.flush()

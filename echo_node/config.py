@@ -20,7 +20,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class DemoConfig(BaseModel):
-    """A swarm in one program: one trainer and a few samplers on the embedded model."""
+    """A swarm on one machine, on the embedded model: a seed, a trainer, a verifier and a few samplers, each a process."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -36,6 +36,10 @@ class DemoConfig(BaseModel):
     """The only class of engines that may sample, such as torch/f32. auto: each sampler takes the best that it can run."""
     in_flight: bool = False
     """Whether new weights go into completions that run."""
+    hostile: bool = False
+    """Whether two samplers more take part, who cheat."""
+    in_memory: bool = False
+    """Whether all is one process without a network: a trainer and samplers alone. Sequential runs then repeat exactly."""
     algorithm: dict[str, int | float | str] = Field(default_factory=dict)
     """Numbers of the algorithm that differ from their defaults, by name."""
 
@@ -73,6 +77,17 @@ def state_home() -> Path:
     told = os.environ.get("XDG_STATE_HOME", "")
     home = Path(told) if Path(told).is_absolute() else Path.home() / ".local" / "state"
     return home / "echo-node"
+
+
+def one_thread_environment() -> dict[str, str]:
+    """The environment of a process that shares the cores with several others: pools of threads on the same cores collapse."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+
+
+def config_home() -> Path:
+    """Where programs keep what a person has set up, such as services (XDG base directories)."""
+    told = os.environ.get("XDG_CONFIG_HOME", "")
+    return Path(told) if Path(told).is_absolute() else Path.home() / ".config"
 
 
 def no_color() -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from typing import Final
 
 from echo_node.errors import StoreError, boundary
 from protocol import Identity
 from protocol.identity import KEY_BYTES
 
-ADVICE = "it is this node's identity: restore it from a copy, or move it away to begin as somebody new"
+ADVICE: Final = "it is this node's identity: restore it from a copy, or move it away to begin as somebody new"
 
 
 def load_or_create(file: Path) -> Identity:
@@ -17,29 +19,84 @@ def load_or_create(file: Path) -> Identity:
     with boundary(StoreError, f"reading the key {file}", advice=ADVICE):
         if not file.exists():
             _create(file)
-        seed = file.read_bytes()
-    if len(seed) != KEY_BYTES:
-        raise StoreError(f"{file} holds {len(seed)} bytes and a key has {KEY_BYTES}", advice=ADVICE)
+    return load(file)
+
+
+def load(file: Path) -> Identity:
+    """The key in the file."""
+    with boundary(StoreError, f"reading the key {file}", advice=ADVICE), file.open("rb") as opened:
+        mode = os.fstat(opened.fileno()).st_mode & 0o777
+        seed = opened.read(KEY_BYTES + 1)
+        size = max(os.fstat(opened.fileno()).st_size, len(seed))
+    if size != KEY_BYTES:
+        raise StoreError(f"{file} holds {size} bytes and a key has {KEY_BYTES}", advice=ADVICE)
+    if mode & 0o077:
+        raise StoreError(
+            f"other people on this machine can read the key {file} (its mode is {mode:o})",
+            advice=f"if nobody has, chmod 600 {file}; else move it away and begin as somebody new",
+        )
     return Identity(seed)
+
+
+def restore(file: Path, identity: Identity, *, replace: bool) -> Path | None:
+    """Put a key back where it was. Another one that is there is kept under another name, which is returned; and only if
+    it may be replaced.
+    """
+    with boundary(StoreError, f"writing the key {file}"):
+        there = file.exists()
+        if there and file.read_bytes() == identity.seed:
+            file.chmod(0o600)
+            return None
+        if there and not replace:
+            raise StoreError(
+                f"{file} is another key already",
+                advice="give --replace to keep that one beside it under another name, or another folder by --state",
+            )
+        old = _free_name(file) if there else None
+        draft = _draft(file, identity)
+        try:
+            if old is not None:
+                os.link(file, old)
+            draft.replace(file)
+        finally:
+            draft.unlink(missing_ok=True)
+        _sync(file.parent)
+    return old
+
+
+def _free_name(file: Path) -> Path:
+    stem = f"{file.name}.old-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (file.with_name(stem + (f"-{again}" if again else "")) for again in range(1000))
+    return next(name for name in names if not name.exists())
 
 
 def _create(file: Path) -> None:
     """Write beside it, sync, and link it to its name, which fails if another process was first."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f"{file.name}.{os.getpid()}.new")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(descriptor, Identity.generate().seed)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    draft = _draft(file, Identity.generate())
     try:
         os.link(draft, file)
     except FileExistsError:
         pass
     finally:
         draft.unlink()
-    folder = os.open(file.parent, os.O_RDONLY)
+    _sync(file.parent)
+
+
+def _draft(file: Path, identity: Identity) -> Path:
+    draft = file.with_name(f"{file.name}.{os.getpid()}.new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, identity.seed)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return draft
+
+
+def _sync(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:

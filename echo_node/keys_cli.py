@@ -1,14 +1,18 @@
-"""`echo-node keys`: who this node is. Private keys are never shown."""
+"""`echo-node keys`: who this node is, and how to stay it. Private keys are never shown, and passphrases never stand in a command."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="This node's identity.")
+if TYPE_CHECKING:
+    from echo_node.state import StateFolder
+    from protocol import Identity
+
+app = typer.Typer(no_args_is_help=True, help="This node's identity: show it, back it up, restore it.")
 
 State = Annotated[
     Path | None,
@@ -16,14 +20,17 @@ State = Annotated[
         "--state", help="Where the node keeps its key and its work; the XDG state folder if left out."
     ),
 ]
+PassphraseFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file", help="A file whose first line is the passphrase; asked for if left out."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
 
 
 @app.command()
-def show(
-    *,
-    state: State = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON.")] = False,
-) -> None:
+def show(*, state: State = None, as_json: Json = False) -> None:
     """The peer id of this node, by which runs name trainers and verifiers. A key is made if there is none."""
     from echo_node.config import state_home
     from echo_node.state import prepared
@@ -34,4 +41,132 @@ def show(
         typer.echo(json.dumps({"peer_id": identity.peer_id, "file": str(folder / "key")}))
         return
     typer.echo(identity.peer_id)
-    typer.echo(f"the key is in {folder / 'key'}: whoever has it is this node, so keep a copy", err=True)
+    typer.echo(
+        f"the key is in {folder / 'key'}: whoever has it is this node, so keep a copy (echo-node keys backup)",
+        err=True,
+    )
+
+
+@app.command()
+def backup(
+    *,
+    state: State = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A new file for it; standard output if left out.")
+    ] = None,
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """A backup of the key, encrypted by a passphrase: nine short lines, to be printed and kept.
+
+    With it and the passphrase `echo-node keys restore` brings this node's identity, and what it has earned, back onto any
+    machine. Without the passphrase it is worthless, to others and to you.
+    """
+    from echo_node.backup import check_passphrase, write_backup
+    from echo_node.config import state_home
+    from echo_node.errors import ConfigError, StoreError, boundary
+    from echo_node.state import prepared
+
+    place = prepared(state or state_home())
+    identity = place.identity()
+    if out is not None and out.exists():
+        raise ConfigError(
+            f"{out} is there already", advice="give --out a new name: backups are not overwritten"
+        )
+    passphrase = _passphrase(passphrase_file, twice=True)
+    check_passphrase(passphrase)
+    text = write_backup(identity, passphrase)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        with boundary(StoreError, f"writing {out}"), _new_file(out) as file:
+            file.write(text)
+        typer.echo(f"the backup of {identity.peer_id} is in {out}: print it, or keep it on another machine")
+    _mark(place, identity)
+
+
+@app.command()
+def restore(
+    source: Annotated[
+        str, typer.Argument(help="The backup's file, or - for standard input.", metavar="FILE|-")
+    ],
+    *,
+    state: State = None,
+    replace: Annotated[
+        bool, typer.Option(help="Take the place of another key, which is kept under another name.")
+    ] = False,
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """Be again who a backup says: its key becomes this node's. Spaces, small letters and line breaks do not matter."""
+    from echo_node.backup import read_backup, whose
+    from echo_node.config import state_home
+    from echo_node.keyfile import restore as put_back
+    from echo_node.state import opened
+
+    text = _backup_text(source)
+    whose(text)
+    identity = read_backup(text, _passphrase(passphrase_file, twice=False))
+    with opened(state or state_home()) as place:
+        old = put_back(place.key, identity, replace=replace)
+        _mark(place, identity)
+    if old is not None:
+        typer.echo(f"the key that was there is now {old}", err=True)
+    typer.echo(f"this node is {identity.peer_id}")
+
+
+def backup_reminder(place: StateFolder) -> str | None:
+    """What to say to a person whose key has no backup yet."""
+    mark = place.backup_mark
+    whose_backup = mark.read_text("utf-8", "replace").strip() if mark.is_file() else ""
+    if whose_backup == place.identity().peer_id:
+        return None
+    return f"only {place.key} says who this node is: `echo-node keys backup` prints a backup to keep"
+
+
+def _mark(place: StateFolder, identity: Identity) -> None:
+    from echo_node.errors import StoreError, boundary
+
+    with boundary(StoreError, f"writing {place.backup_mark}"):
+        place.backup_mark.write_text(f"{identity.peer_id}\n")
+
+
+def _backup_text(source: str) -> str:
+    import sys
+
+    from echo_node.backup import MOST_CHARACTERS
+    from echo_node.errors import ConfigError, boundary
+
+    with boundary(ConfigError, f"reading {source}", advice="give the backup's file, or - for standard input"):
+        if source == "-":
+            data = sys.stdin.buffer.read(4 * MOST_CHARACTERS + 1)
+        else:
+            with Path(source).open("rb") as file:
+                data = file.read(4 * MOST_CHARACTERS + 1)
+    return data.decode("utf-8", "replace")
+
+
+def _new_file(path: Path) -> IO[str]:
+    import os
+
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8")
+
+
+def _passphrase(file: Path | None, *, twice: bool) -> str:
+    """From the file, or from the person at the terminal, even where standard input is something else."""
+    import getpass
+
+    from echo_node.backup import LONGEST_PASSPHRASE
+    from echo_node.errors import ConfigError, boundary
+
+    if file is not None:
+        with boundary(ConfigError, f"reading {file}"), file.open(encoding="utf-8") as lines:
+            return lines.readline(4 * LONGEST_PASSPHRASE).rstrip("\r\n")
+    try:
+        Path("/dev/tty").open("rb").close()
+    except OSError:
+        raise ConfigError(
+            "there is no terminal to ask for the passphrase at", advice="give --passphrase-file"
+        ) from None
+    told = getpass.getpass("passphrase of the backup: ")
+    if twice and getpass.getpass("the same again: ") != told:
+        raise ConfigError("these are two different passphrases", advice="begin again")
+    return told

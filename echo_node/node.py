@@ -33,6 +33,7 @@ from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
 from echo_node.net.meeting.company import SEVERAL, Company
 from echo_node.net.outbox.outbox import Outbox, open_outbox
+from echo_node.pausing import Gate
 from echo_node.records import RecordsFile, read_records
 from echo_node.run import Run, read_model
 from echo_node.sampler.loop import SamplerLoop
@@ -66,6 +67,7 @@ class Node:
 
     With a `folder`, what the node holds is there, and it goes on from it after a restart; without one it is gone afterwards.
     `spread` is how a trainer that asks shares out a batch: evenly, which repeats exactly, or by the speed that it measures.
+    While the `gate` is closed, its role begins nothing.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Node:
         luck: Callable[[], bytes] = lambda: secrets.token_bytes(32),
         folder: Path | None = None,
         spread: Literal["even", "speed"] = "even",
+        gate: Gate | None = None,
     ) -> None:
         self._run = run
         self._identity = identity
@@ -84,6 +87,7 @@ class Node:
         self._luck = luck
         self._folder = folder
         self._spread = spread
+        self._gate = gate or Gate()
         self.tokens = Rate()
         """Tokens generated or admitted, by the second."""
         self.verdicts: Counter[str] = Counter()
@@ -146,6 +150,7 @@ class Node:
                 slots_per_call=slots_per_call,
                 agent=f"echo-node/{__version__}",
                 lease=watch.lease,
+                gate=self._gate,
             )
             self.tokens = loop.tokens
             self.status = loop.status
@@ -173,11 +178,12 @@ class Node:
                     ledger.verdict(verdict, Entry.of(admitted.group, head.message.version))
 
             puller = Puller(network, store)
-            loop = VerifierLoop(self._run, network, self._identity, judge, puller, told=note)
+            loop = VerifierLoop(self._run, network, self._identity, judge, puller, told=note, gate=self._gate)
             self.verdicts = loop.results
             self.status = lambda: {
                 "version": _version_of(store),
                 "verdicts": dict(sorted(loop.results.items())),
+                "paused": list(self._gate.reasons),
             }
             with tempfile.TemporaryDirectory(prefix="echo-votes-") as passing:
                 box = VoteBox((self._folder or Path(passing)) / "votes", self._identity, self._run.id)
@@ -253,6 +259,7 @@ class Node:
                         checkpoints=place / "checkpoints" if kept else None,
                         checkpoint_every=checkpoint_every or CHECKPOINT_EVERY,
                         spread=BySpeed() if self._spread == "speed" else None,
+                        gate=self._gate,
                     )
                     self.tokens = loop.tokens
                     self.status = lambda: {**loop.status(), "leading": True}

@@ -80,19 +80,20 @@ class RecordsFile:
             self._file.close()
 
 
-def read_records(path: Path) -> list[StepRecord]:
-    """Every step in a file, in order; none, if there is no such file. Whoever writes it may go on meanwhile."""
+def read_records(path: Path, *, after: int = -1) -> list[StepRecord]:
+    """The steps in a file after that number, in order; none, if there is no such file. Whoever writes it may go on meanwhile."""
     if not path.is_file():
         return []
     with _explained(path), closing(_connect(path)) as file:
         file.execute("BEGIN")
         groups: dict[int, list[TrainedGroup]] = {}
         for number, *told in file.execute(
-            "SELECT number, id, sampler, slot, head, step FROM trained ORDER BY number, place"
+            "SELECT number, id, sampler, slot, head, step FROM trained WHERE number > ? ORDER BY number, place",
+            (after,),
         ):
             groups.setdefault(number, []).append(TrainedGroup(*told))
-        question = f"SELECT {', '.join(_PLAIN)}, dropped FROM steps ORDER BY number"  # noqa: S608 - names of our own fields
-        return [_record(row, groups) for row in file.execute(question)]
+        question = f"SELECT {', '.join(_PLAIN)}, dropped FROM steps WHERE number > ? ORDER BY number"  # noqa: S608 - names of our own fields
+        return [_record(row, groups) for row in file.execute(question, (after,))]
 
 
 def _record(row: tuple[Any, ...], groups: dict[int, list[TrainedGroup]]) -> StepRecord:

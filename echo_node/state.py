@@ -1,8 +1,11 @@
 """The folder in which a node keeps what it must not lose, used by one process at a time:
 
     key               who it is
+    backed-up         whose key a person has a backup of
     peers.sqlite      good peers, for the next start
     runs/ID/          what it holds of each run: weights, outbox, ledger, steps
+    control           where the node that runs listens to its person
+    format, lock      which format this is, and that somebody uses it
 
 It knows where things are, and nothing of what is in them.
 """
@@ -11,7 +14,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +27,10 @@ from protocol import Identity
 
 FORMAT: Final = 1
 """Of the folder. Another program's, or a newer one's, is left alone."""
+MIGRATIONS: Final[Mapping[int, Callable[[Path], None]]] = {}
+"""What brings a folder from format n to n + 1. Each may be cut off anywhere, and is then run again from its beginning."""
 _ADVICE: Final = "give another folder with --state"
+_TRIES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +43,17 @@ class StateFolder:
     def book(self) -> Path:
         return self.path / "peers.sqlite"
 
+    @property
+    def key(self) -> Path:
+        return self.path / "key"
+
+    @property
+    def backup_mark(self) -> Path:
+        return self.path / "backed-up"
+
     def identity(self) -> Identity:
         """The key of this node; made at the first start."""
-        return load_or_create(self.path / "key")
+        return load_or_create(self.key)
 
     def run(self, run_id: bytes) -> Path:
         """The folder of a run, made if need be."""
@@ -50,6 +65,52 @@ class StateFolder:
 
 def prepared(path: Path) -> StateFolder:
     """The state in this folder, made if there is none. Nobody is kept out."""
+    if _begun(path) != FORMAT:
+        with _locked(path):
+            migrate(path)
+    return StateFolder(path)
+
+
+@contextmanager
+def opened(path: Path) -> Generator[StateFolder]:
+    """The state in this folder, for this process alone."""
+    _begun(path)
+    with _locked(path):
+        migrate(path)
+        yield StateFolder(path)
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a node runs on this folder. It makes nothing there."""
+    try:
+        lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StoreError(f"looking at {path}: {error}", advice=_ADVICE) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def migrate(
+    path: Path, table: Mapping[int, Callable[[Path], None]] = MIGRATIONS, newest: int = FORMAT
+) -> None:
+    """Bring the folder to the newest format, a step at a time. Whatever ends it, the next start goes on from there."""
+    for number in range(_format(path, newest), newest):
+        with boundary(StoreError, f"bringing {path} from the format {number} to {number + 1}"):
+            table[number](path)
+            draft = path / "format.new"
+            draft.write_text(f"{number + 1}\n")
+            draft.replace(path / "format")
+
+
+def _begun(path: Path) -> int:
+    """The format of the folder, which is made and marked if there is none."""
     with boundary(StoreError, f"opening {path}", advice=_ADVICE):
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         mark = path / "format"
@@ -57,28 +118,41 @@ def prepared(path: Path) -> StateFolder:
             if any(each.name not in {"key", "lock"} for each in path.iterdir()):
                 raise StoreError(f"{path} holds something else than a node's state", advice=_ADVICE)
             mark.write_text(f"{FORMAT}\n")
-        told = mark.read_text("utf-8", "replace").strip()
-    if told != str(FORMAT):
-        raise StoreError(
-            f"{path} has the format {told[:20]!r}, this program writes {FORMAT}",
-            advice="run the echo-node that wrote it, or give another folder with --state",
-        )
-    return StateFolder(path)
+        return _format(path, FORMAT)
+
+
+def _format(path: Path, newest: int) -> int:
+    told = (path / "format").read_text("utf-8", "replace").strip()
+    if told.isdecimal() and 1 <= int(told[:9]) <= newest:
+        return int(told[:9])
+    raise StoreError(
+        f"{path} has the format {told[:20]!r}, this program writes {newest}",
+        advice="run the echo-node that wrote it, or give another folder with --state",
+    )
 
 
 @contextmanager
-def opened(path: Path) -> Generator[StateFolder]:
-    """The state in this folder, for this process alone."""
-    state = prepared(path)
+def _locked(path: Path) -> Generator[None]:
     with boundary(StoreError, f"opening {path}", advice=_ADVICE):
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        _take(lock, path)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _take(lock: int, path: Path) -> None:
+    """Somebody who only looks holds it for a moment, so one moment's failure is none."""
+    for tries_left in reversed(range(_TRIES)):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreError(
-                f"another node runs on {path}", advice="stop that one, or give this one a folder by --state"
-            ) from None
-        yield state
-    finally:
-        os.close(lock)
+            if not tries_left:
+                raise StoreError(
+                    f"another node runs on {path}",
+                    advice="stop that one, or give this one a folder by --state",
+                ) from None
+            time.sleep(0.02)
+        else:
+            return

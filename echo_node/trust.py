@@ -69,6 +69,10 @@ class Trust:
         standing = self._peers.get(peer)
         return standing is not None and now < standing.muted_until
 
+    def muted(self, now: float) -> dict[bytes, str]:
+        """Who is muted, and what for."""
+        return {peer: known.reasons[-1] for peer, known in self._peers.items() if now < known.muted_until}
+
     def told(self, peer: bytes, now: float) -> str:
         """What a peer is told of itself, in one line."""
         standing = self._at(peer, now)

@@ -1,1 +1,1 @@
-"""A swarm that learns while you watch, in one program: what is put together, what is shown, what is drawn."""
+"""A swarm that learns while you watch, on one machine: what is put together, what is shown, what is drawn."""

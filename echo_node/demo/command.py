@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -10,65 +16,123 @@ from rich.console import Console
 
 from echo_node.config import DemoConfig, no_color, write_resolved
 from echo_node.demo.picture import draw_rewards
-from echo_node.demo.swarm import Demo
-from echo_node.demo.view import line, summary, watch
+from echo_node.demo.processes import SwarmDemo, check_together
+from echo_node.demo.standing import Shown
+from echo_node.demo.summary import outcome, summary
+from echo_node.demo.view import line, watch
 from echo_node.errors import ConfigError, StoreError, boundary
 from echo_node.metrics import Records
 
 INTERRUPTED = 130
+FAILED = 1
 
 
-def run_demo(config: DemoConfig, folder: Path, *, as_json: bool) -> int:
+def run_demo(config: DemoConfig, folder: Path, *, as_json: bool, keep: bool = False) -> int:
     """Run the whole demo; returns the exit code."""
+    check_together(config)
     with boundary(
         ConfigError, f"making the folder {folder}", advice="--out takes a folder that can be written to"
     ):
         folder.mkdir(parents=True, exist_ok=True)
         write_resolved(config, folder / "config.toml")
         (folder / "steps.jsonl").unlink(missing_ok=True)
-    demo = Demo(config, Records(folder / "steps.jsonl"))
+    records = Records(folder / "steps.jsonl")
     console = Console(stderr=as_json, no_color=no_color())
+    if config.in_memory:
+        return _in_one_process(config, records, folder, console, as_json=as_json)
+    return _in_many(config, records, folder, console, as_json=as_json, keep=keep)
+
+
+def _in_one_process(
+    config: DemoConfig, records: Records, folder: Path, console: Console, *, as_json: bool
+) -> int:
+    from echo_node.demo.swarm import Demo  # noqa: PLC0415 - it brings torch, which processes bring themselves
+
+    demo = Demo(config, records)
     interrupted = False
     try:
-        trio.run(_play_and_watch, demo, console)
+        trio.run(_play_and_watch, demo, demo.play, console)
     except KeyboardInterrupt:
         interrupted = True
     except BaseExceptionGroup as group:
         if group.split(KeyboardInterrupt)[1] is not None:
             raise
         interrupted = True
-    seconds = demo.seconds
-    picture = None if interrupted else _draw(demo, folder / "reward.png")  # drawing takes a second
-    console.print(line(demo), highlight=False, soft_wrap=True)
-    console.print(
-        ("Stopped.\n" if interrupted else "") + summary(demo, picture), highlight=False, soft_wrap=True
-    )
-    if as_json:
-        print(json.dumps(outcome(demo, seconds)), flush=True)  # noqa: T201 - the answer that a script reads
+    _sum_up(demo, folder, console, as_json=as_json, interrupted=interrupted)
     return INTERRUPTED if interrupted else 0
 
 
-def outcome(demo: Demo, seconds: float) -> dict[str, float | int | str]:
-    """The demo in five numbers."""
-    return {
-        "final_reward": round(demo.records.reward(), 4),
-        "steps": len(demo.records.steps),
-        "seconds": round(seconds, 2),
-        "mode": demo.config.mode,
-        "max_staleness_trained": demo.records.max_staleness,
-    }
+def _in_many(
+    config: DemoConfig, records: Records, folder: Path, console: Console, *, as_json: bool, keep: bool
+) -> int:
+    with _place(keep=keep) as place:
+        demo = SwarmDemo(config, records, place)
+        demo.prepare()
+        interrupted = trio.run(_until_told_to_stop, demo, console)
+        if demo.failure:
+            console.print("\n  ".join([demo.failure, *demo.last_words]), highlight=False, markup=False)
+        _sum_up(demo, folder, console, as_json=as_json, interrupted=interrupted)
+        if keep:
+            told = f"Kept: every node's state and log, and the run, are in {place}."
+            console.print(told, highlight=False, soft_wrap=True)
+    return INTERRUPTED if interrupted else FAILED if demo.failure else 0
 
 
-async def _play_and_watch(demo: Demo, console: Console) -> None:
+@contextmanager
+def _place(*, keep: bool) -> Iterator[Path]:
+    """A folder for the swarm, which goes afterwards unless it is to be kept."""
+    with boundary(StoreError, "making a folder for the swarm", advice="is there room for temporary files?"):
+        place = Path(tempfile.mkdtemp(prefix="echo-demo-"))
+    try:
+        yield place
+    finally:
+        if not keep:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+async def _until_told_to_stop(demo: SwarmDemo, console: Console) -> bool:
+    """Play until the end, or until Ctrl-C or SIGTERM, of which a second one ends every process at once."""
+    interrupted = False
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            playing = trio.CancelScope()
+
+            async def listen() -> None:
+                nonlocal interrupted
+                async for _ in signals:
+                    if interrupted:
+                        demo.kill()
+                    interrupted = True
+                    playing.cancel()
+
+            nursery.start_soon(listen)
+            with playing:
+                await _play_and_watch(demo, demo.play, console)
+            nursery.cancel_scope.cancel()
+    return interrupted
+
+
+async def _play_and_watch(demo: Shown, play: Callable[[], Awaitable[None]], console: Console) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch, demo, console)
-        await demo.play()
+        await play()
         nursery.cancel_scope.cancel()
 
 
-def _draw(demo: Demo, file: Path) -> str | None:
+def _sum_up(demo: Shown, folder: Path, console: Console, *, as_json: bool, interrupted: bool) -> None:
+    told = outcome(demo)
+    picture = None if interrupted else _draw(demo, folder / "reward.png")  # drawing takes a second
+    say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
+    say(line(demo))
+    say(("Stopped.\n" if interrupted else "") + summary(demo, picture))
+    if as_json:
+        print(json.dumps(told), flush=True)  # noqa: T201 - the answer that a script reads
+
+
+def _draw(demo: Shown, file: Path) -> str | None:
     if not demo.records.steps:
         return None
+    title = f"echo-node demo, {demo.config.mode}, seed {demo.config.seed}"
     with boundary(StoreError, f"drawing {file}"):
-        draw_rewards(demo.records.steps, f"echo-node demo, {demo.config.mode}, seed {demo.config.seed}", file)
+        draw_rewards(demo.records.steps, title, file, model_bytes=demo.model_bytes)
     return str(file)

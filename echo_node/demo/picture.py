@@ -1,8 +1,10 @@
-"""The reward curve as a PNG. Reads records; needs matplotlib, and says so where it is missing."""
+"""The curves of a run as a PNG: reward, and bytes of weights. Reads records; needs matplotlib, and says so where it is missing."""
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from echo_node.errors import ConfigError
 from echo_node.metrics import StepRecord
@@ -10,8 +12,10 @@ from echo_node.metrics import StepRecord
 _SMOOTH = 10
 
 
-def draw_rewards(steps: list[StepRecord], title: str, file: Path) -> None:
-    """Reward by step: each step, their running mean, and the spread within a batch as a band."""
+def draw_rewards(steps: list[StepRecord], title: str, file: Path, *, model_bytes: int = 0) -> None:
+    """Reward by step: each step, their running mean, and the spread within a batch as a band. Below, if the model's size is
+    known, what its versions took on the way to samplers.
+    """
     try:
         import matplotlib as mpl  # noqa: PLC0415 - an extra; only a picture needs it
     except ImportError:
@@ -25,7 +29,14 @@ def draw_rewards(steps: list[StepRecord], title: str, file: Path) -> None:
         sum(part) / len(part) for i in range(len(steps)) if (part := rewards[max(0, i + 1 - _SMOOTH) : i + 1])
     ]
     error = [record.spread / max(len(record.groups), 1) ** 0.5 for record in steps]
-    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
+    figure, places = plt.subplots(
+        *((2, 1) if model_bytes else (1, 1)),
+        figsize=(8, 6.5 if model_bytes else 4.5),
+        dpi=120,
+        squeeze=False,
+        height_ratios=[3, 1] if model_bytes else None,
+    )
+    axes = places[0][0]
     axes.fill_between(
         at,
         [mean - e for mean, e in zip(smooth, error, strict=True)],
@@ -38,6 +49,20 @@ def draw_rewards(steps: list[StepRecord], title: str, file: Path) -> None:
     axes.set(xlabel="optimiser step", ylabel="reward (share of exact answers)", ylim=(0, 1), title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
+    if model_bytes:
+        _draw_bytes(places[1][0], steps, model_bytes)
     figure.tight_layout()
     figure.savefig(file)
     plt.close(figure)
+
+
+def _draw_bytes(axes: Any, steps: list[StepRecord], model_bytes: int) -> None:
+    """All bytes so far, beside what whole weights would have taken."""
+    at = [record.step for record in steps]
+    sent = list(accumulate(record.bytes_out / 1e6 for record in steps))
+    whole = list(accumulate(bool(record.bytes_out) * model_bytes / 1e6 for record in steps))
+    axes.plot(at, whole, linestyle=":", label="whole weights would be")
+    axes.plot(at, sent, label="changes, as published")
+    axes.set(xlabel="optimiser step", ylabel="MB of versions")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper left")

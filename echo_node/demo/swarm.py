@@ -1,4 +1,6 @@
-"""One trainer and a few samplers on the in-memory network, from one seed. With the seed, sequential runs repeat exactly."""
+"""The demo in one process: a trainer and a few samplers on the in-memory network, from one seed. With the seed, sequential
+runs repeat exactly.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import trio
 from echo_node import embedded
 from echo_node.config import DemoConfig
 from echo_node.contract import load
+from echo_node.demo.standing import Member
 from echo_node.errors import ConfigError
 from echo_node.metrics import Records
 from echo_node.net.memory import MemorySwarm
@@ -32,6 +35,9 @@ class Demo:
         self.config = config
         self.records = records
         self.samplers: list[Node] = []
+        self.members: tuple[Member, ...] = ()
+        """None of them is a process of its own."""
+        self.model_bytes = 0
         self.began = time.monotonic()
 
     @property

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from echo_node.demo.swarm import Demo
+from echo_node.demo.standing import Member, Shown, bytes_out, caught, verdicts
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
@@ -20,7 +20,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 58
 
 
-async def watch(demo: Demo, console: Console) -> None:
+async def watch(demo: Shown, console: Console) -> None:
     """Show the demo until cancelled, as this console can."""
     if console.is_terminal:
         with Live(console=console, refresh_per_second=8, get_renderable=lambda: panel(demo)):
@@ -28,23 +28,28 @@ async def watch(demo: Demo, console: Console) -> None:
     shown = -1
     while True:
         await trio.sleep(LINE_SECONDS)
-        if len(demo.records.steps) != shown:
+        if len(demo.records.steps) != shown or not shown:
             shown = len(demo.records.steps)
             console.print(line(demo), highlight=False, soft_wrap=True)
 
 
-def line(demo: Demo) -> str:
-    """Where the demo stands, in one line."""
+def line(demo: Shown) -> str:
+    """Where the demo stands, in one line; for a swarm of processes, in two."""
     steps = demo.records.steps
     if not steps:
-        return f"{demo.seconds:4.0f} s  starting {demo.config.samplers} samplers and a trainer"
-    return (
+        return f"{demo.seconds:4.0f} s  starting {_who_comes(demo)}"
+    stands = (
         f"{demo.seconds:4.0f} s  step {len(steps)}/{demo.config.steps}  reward {demo.records.reward():.2f}  "
         f"version {steps[-1].version}  staleness {_ages(demo)}  {demo.tokens_per_second:,.0f} tokens/s"
     )
+    if not demo.members:
+        return stands
+    return (
+        f"{stands}\n        peers {_most_peers(demo)}  weights {_weights(demo)}  verdicts {_verdicts(demo)}"
+    )
 
 
-def panel(demo: Demo) -> RenderableType:
+def panel(demo: Shown) -> RenderableType:
     """Where the demo stands, at a glance, in 80 columns."""
     steps = demo.records.steps
     config = demo.config
@@ -60,6 +65,8 @@ def panel(demo: Demo) -> RenderableType:
     grid.add_row(
         "speed", f"{demo.tokens_per_second:,.0f} tokens/s from {config.samplers} samplers, {_pace(demo)}"
     )
+    if demo.members:
+        _add_swarm(grid, demo)
     return Panel(
         grid,
         title=f"echo-node demo, {_mode(demo)}",
@@ -77,46 +84,76 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join(_BARS[round(min(max(mean, 0.0), 1.0) * (len(_BARS) - 1))] for mean in means)
 
 
-def summary(demo: Demo, picture: str | None) -> str:
-    """What happened, in plain words."""
+def _add_swarm(grid: Table, demo: Shown) -> None:
+    """What only a swarm of processes has."""
     steps = demo.records.steps
-    if not steps:
-        return "The demo stopped before its first step."
-    first = sum(record.reward for record in steps[:10]) / len(steps[:10])
-    told = [
-        f"In {demo.seconds:.0f} s and {len(steps)} steps the swarm taught the model to reverse five digits:",
-        f"it was right {first:.0%} of the time at first, and {demo.records.reward():.0%} at the end.",
-        (
-            f"{demo.config.samplers} samplers drew {sum(record.tokens for record in steps):,} tokens for it, "
-            f"none of them from a policy more than {demo.records.max_staleness} steps old."
-        ),
-    ]
-    if picture:
-        told.append(f"The curve is in {picture}.")
-    other = "async" if demo.config.mode == "sequential" else "sequential"
-    told.append(
-        f"Next: echo-node demo --mode {other}, or examples/one_process.py for how it is put together."
-    )
-    return "\n".join(told)
+    grid.add_row("tokens", f"{sum(record.tokens for record in steps):,} learnt from" if steps else "…")
+    grid.add_row("weights", _weights(demo) if steps else "…")
+    grid.add_row("verdicts", _verdicts(demo))
+    trained: Counter[bytes] = Counter()
+    for record in steps:
+        trained += record.by_sampler
+    grid.add_row("peers", f"{_most_peers(demo)} met by the best connected")
+    for member in demo.members:
+        grid.add_row("", _one_member(member, trained))
+    for each in caught(demo):
+        name = each.member.name if each.member else each.peer_id
+        grid.add_row("caught", Text(f"{name} (peer …{each.peer_id[-8:]}): {each.words}", style="red"))
 
 
-def _mode(demo: Demo) -> str:
+def _one_member(member: Member, trained: Counter[bytes]) -> Text:
+    if not member.is_up:
+        return Text(f"{member.name:<11} …", style="dim")
+    told = [f"{member.name:<11} version {'…' if member.version is None else member.version}"]
+    if member.role == "bootstrap":
+        told = [f"{member.name:<11} introduces nodes to each other"]
+    if member.engine:
+        told.append(member.engine)
+    if member.role == "sampler":
+        told.append(f"{trained[member.public]:,} groups learnt from")
+    return Text(", ".join(told))
+
+
+def _who_comes(demo: Shown) -> str:
+    if not demo.members:
+        return f"{demo.config.samplers} samplers and a trainer"
+    up = [member.name for member in demo.members if member.is_up]
+    return f"{len(demo.members)} processes: {', '.join(up) or 'none'} ready"
+
+
+def _most_peers(demo: Shown) -> int:
+    return max((member.peers for member in demo.members), default=0)
+
+
+def _weights(demo: Shown) -> str:
+    sent, whole = bytes_out(demo)
+    if not sent:
+        return "…"
+    return f"{sent / 1e6:,.1f} MB for what whole would be {whole / 1e6:,.0f} MB"
+
+
+def _verdicts(demo: Shown) -> str:
+    found = verdicts(demo)
+    return ", ".join(f"{count:,} {name}" for name, count in found.most_common()) or "none yet"
+
+
+def _mode(demo: Shown) -> str:
     return "sequential pull" if demo.config.mode == "sequential" else "asynchronous push-pull"
 
 
-def _recent(demo: Demo) -> Counter[int]:
+def _recent(demo: Shown) -> Counter[int]:
     ages: Counter[int] = Counter()
     for record in demo.records.steps[-20:]:
         ages += record.staleness
     return ages
 
 
-def _ages(demo: Demo) -> str:
+def _ages(demo: Shown) -> str:
     ages = _recent(demo)
     return f"{sum(age * n for age, n in ages.items()) / max(ages.total(), 1):.1f}"
 
 
-def _histogram(demo: Demo) -> str:
+def _histogram(demo: Shown) -> str:
     ages = _recent(demo)
     if not ages:
         return "…"
@@ -124,7 +161,7 @@ def _histogram(demo: Demo) -> str:
     return "  ".join(shares) + "  (steps old: share)"
 
 
-def _pace(demo: Demo) -> str:
+def _pace(demo: Shown) -> str:
     recent = demo.records.steps[-20:]
     if len(recent) < 2:
         return "…"

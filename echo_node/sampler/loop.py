@@ -6,7 +6,6 @@ uses the engine. It knows no trainer's inside, and never imports one.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable
@@ -23,6 +22,7 @@ from echo_node.net.inbox import Inbox
 from echo_node.net.outbox.backoff import Patience
 from echo_node.net.outbox.deliveries import deliver
 from echo_node.net.outbox.outbox import Outbox
+from echo_node.pausing import Gate
 from echo_node.run import Run
 from echo_node.sampler.pacing import Pacing
 from echo_node.sampler.posting import Post
@@ -80,6 +80,7 @@ class SamplerLoop:
         agent: str,
         patience: Patience | None = None,
         lease: Lease | None = None,
+        gate: Gate | None = None,
     ) -> None:
         if engine.engine_class not in {tolerance.engine for tolerance in run.told.engines}:
             raise ConfigError(f"this run does not take groups of the engine class {engine.engine_class}")
@@ -94,6 +95,7 @@ class SamplerLoop:
         self._puller = puller
         self._chain = puller.hearing
         self._lease = lease
+        self._gate = gate or Gate()
         self._joined = trio.Event()
         self._jitter = random.Random(identity.public)  # noqa: S311 - spreads retries, keeps no secret
         self._post = Post(
@@ -114,13 +116,16 @@ class SamplerLoop:
     def status(self) -> dict[str, Any]:
         """How it goes, in plain numbers."""
         tip = self._chain.tip
+        loaded = self._puller.store.find(self._engine.loaded or ZERO)
         return {
             "joined": self._joined.is_set(),
             "leader_is_silent": self._lease is not None and self._lease.is_over,
             "version": tip.message.version if tip else None,
+            "engine_version": loaded.message.version if loaded else None,
             "accepted": self.pacing.accepted,
             "refused": dict(sorted((+self.pacing.refused).items())),
             "waiting": self._post.waiting,
+            "paused": list(self._gate.reasons),
             "tokens_per_second": round(self.tokens.per_second(), 1),
         }
 
@@ -180,7 +185,8 @@ class SamplerLoop:
         )
         sealed = seal(join, self._identity, self._run.id)
         async with self._network.watch() as events:
-            for pause in itertools.chain(JOIN_PAUSES, itertools.repeat(JOIN_PAUSES[-1])):
+            failures = 0
+            while True:
                 try:
                     await deliver(
                         self._network,
@@ -191,9 +197,12 @@ class SamplerLoop:
                         most=0,
                     )
                 except PeerError as error:
+                    pause = JOIN_PAUSES[min(failures, len(JOIN_PAUSES) - 1)]
+                    failures += 1
                     log.info("the leader cannot be reached, next try in %.1f s: %s", pause, error)
                     with trio.move_on_after(pause * (0.75 + 0.5 * self._jitter.random())):
                         await self._leader_comes(events)
+                        failures = 0  # it may take some more seconds until it serves
                 else:
                     return
 
@@ -230,6 +239,8 @@ class SamplerLoop:
         opened = open_sealed(asked, RolloutRequest, self._run.id, signer=self._chain.leader)
         if peer != opened.signer:
             raise PeerError("a request that somebody else has signed")
+        if not self._gate.is_open:
+            raise PeerError(f"this sampler is paused ({', '.join(self._gate.reasons)})")
         request = opened.message
         with trio.move_on_after(HEAD_SECONDS) as waiting:
             head = await self._chain.wait_for(request.head)
@@ -249,6 +260,7 @@ class SamplerLoop:
         while True:
             await self.pacing.wait()
             await self._wait_for_a_leader()
+            await self._gate.wait_open()
             tip = await self._chain.wait_for_newer(None)
             if self._chain.holding or not self._run.is_async(tip.message.version):
                 await self._chain.wait_for_newer(tip.id)

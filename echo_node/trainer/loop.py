@@ -49,6 +49,7 @@ from protocol import (
     Roster,
     WeightsHead,
     open_sealed,
+    peer_id,
     topics,
 )
 
@@ -56,6 +57,8 @@ log = logging.getLogger(__name__)
 NOBODY_SECONDS = 5.0
 """How long to wait for samplers that bring nothing, before a head with a fresh roster goes out."""
 LONGEST_PATIENCE: Final = 300.0
+MOST_MUTED: Final = 100
+"""Samplers that are named when somebody asks who is muted."""
 FRUITLESS: Final = 64
 """Batches in a row of which the contract can score nothing, before it is taken for broken."""
 
@@ -186,6 +189,9 @@ class TrainerLoop:
             "samplers": len(self._desk.roster().members),
             "waiting": len(self._buffer),
             "dropped": dict(sorted((self._buffer.dropped + self._refused).items())),
+            "muted": {
+                peer_id(key): reason for key, reason in sorted(self._policy.muted().items())[:MOST_MUTED]
+            },
             "tokens_per_second": round(self.tokens.per_second(), 1),
             "paused": list(self._gate.reasons),
         }

@@ -126,6 +126,10 @@ class VerdictPolicy(Entry):
     def is_muted(self, sampler: bytes) -> bool:
         return self.trust.is_muted(sampler, self._clock())
 
+    def muted(self) -> dict[bytes, str]:
+        """Samplers that are not heard now, and what for."""
+        return self.trust.muted(self._clock())
+
     def is_condemned(self, group: bytes) -> bool:
         known = self._known.get(group)
         return known is not None and bool(known.by("dishonest"))

@@ -21,6 +21,7 @@ from echo_node.engine.base import Engine, SlotRequest, generate_groups
 from echo_node.errors import ContractError, EngineError, PeerError, StoreError, one_line
 from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
 from echo_node.net.inbox import Inbox
+from echo_node.pausing import Gate
 from echo_node.run import Run
 from echo_node.threads import run_stoppable
 from echo_node.trust import Trust
@@ -68,6 +69,7 @@ class VerifierLoop:
         trust: Trust | None = None,
         told: Callable[[Admitted, Opened[Verdict]], None] | None = None,
         clock: Callable[[], float] = time.time,
+        gate: Gate | None = None,
     ) -> None:
         self._run = run
         self._network = network
@@ -76,6 +78,7 @@ class VerifierLoop:
         self._puller = puller
         self._told = told
         self._clock = clock
+        self._gate = gate or Gate()
         self._admission = Admission(run)
         self._judge = Judge(run, self._at)
         self._bands = {tolerance.engine: Bands(tolerance) for tolerance in run.told.engines}
@@ -152,6 +155,7 @@ class VerifierLoop:
 
     async def _verify(self) -> None:
         while True:
+            await self._gate.wait_open()
             chosen = self.choosing.next()
             if chosen is None:
                 self._chosen = trio.Event()
