@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter
 from typing import Final
 
@@ -20,10 +21,13 @@ LONGEST_QUIET: Final = 3_600.0
 
 
 class Pacing:
-    """Groups that were sent and are not yet answered, and the rate that the trainer wants."""
+    """Groups that were sent and are not yet answered, and the rate that the trainer wants. With `luck` its beat is uneven,
+    though no slower, so that many samplers that begin together do not go on in step.
+    """
 
-    def __init__(self, unanswered: int) -> None:
+    def __init__(self, unanswered: int, luck: random.Random | None = None) -> None:
         self._most = unanswered
+        self._luck = luck
         self._waiting: dict[bytes, None] = {}
         self._older: dict[bytes, None] = {}
         self._rate: float | None = None
@@ -43,7 +47,7 @@ class Pacing:
         self._waiting.update(dict.fromkeys(groups))
         self._catch_up()
         if self._rate is not None:
-            self._ahead += len(groups)
+            self._ahead += len(groups) * (self._luck.uniform(0.75, 1.25) if self._luck else 1.0)
 
     def answered(self, receipt: Receipt) -> None:
         """Take note of a receipt. Most of it is about others' groups."""

@@ -1,7 +1,6 @@
 """Asynchronous push-pull: groups arrive by gossip and wait in the replay buffer until a step draws them.
 
-It tells samplers, by receipts, what became of each group and how fast it wants more: a batch a step, and a little less
-when plenty is waiting, so that groups do not grow stale in the buffer.
+It tells samplers, by receipts, what became of each group and how fast it wants more.
 """
 
 from __future__ import annotations
@@ -17,16 +16,13 @@ from echo_node.referring import Fetching, groups_in
 from echo_node.trainer.journal import KeptGroup, TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
+from echo_node.trainer.wanting import Wanting
 from protocol import Envelope, read_batch, topics
 
-_MEMORY = 0.7
-"""How much of the measured pace of steps is the past's."""
 _SEEN_BY_ALL = frozenset({"malformed", "wrong-signature"})
 """Faults that whoever passed a group on could have seen."""
 _TOGETHER = 16
 """Messages whose groups go to the disk at once, where so many wait: every commit takes its time."""
-_FASTEST = 1e6
-"""The largest rate that a receipt can carry."""
 
 
 class GossipSource:
@@ -54,7 +50,7 @@ class GossipSource:
         self._turn = trio.Lock()
         """Who takes groups in, one message at a time: room that was found is still there when they are on disk."""
         self._changed = trio.Event()
-        self._pace: float | None = None
+        self._wanting = Wanting(batch)
         self.bytes_in = 0
         """Of all groups that came, good or bad."""
 
@@ -89,15 +85,21 @@ class GossipSource:
             if drawn := self._buffer.draw(self._batch, step):
                 return drawn
             changed = self._changed
-            if len(self._buffer) < self._batch:
-                self._receipts.rate = (
-                    None  # whatever the pace was, it was too slow; else it is others that are waited for
-                )
             await self._drop(self._buffer.make_room(), "unverified")
             with trio.move_on_after(patience) as waiting:
-                await changed.wait()
+                await self._hurry(changed)
             if waiting.cancelled_caught:
                 return ()
+
+    async def _hurry(self, changed: trio.Event) -> None:
+        """Wait for a change. Where it is groups that are missing, more are asked for: a few at first, then all there are."""
+        if len(self._buffer) < self._batch:  # else it is others that are waited for
+            self._receipts.rate = self._wanting.starving()
+            with trio.move_on_after(self._wanting.seconds or 0.0):
+                await changed.wait()
+            if not changed.is_set():
+                self._receipts.rate = None
+        await changed.wait()
 
     def wake(self) -> None:
         """Something has changed that may let a batch be drawn."""
@@ -106,11 +108,7 @@ class GossipSource:
 
     def stepped(self, seconds: float, samplers: int) -> None:
         """A step has taken so long, without the wait for its batch: tell the samplers the pace that would feed it."""
-        self._pace = seconds if self._pace is None else _MEMORY * self._pace + (1 - _MEMORY) * seconds
-        waiting = len(self._buffer) / self._batch
-        eagerness = 1.3 if waiting < 1 else 1.0 if waiting < 2 else 0.7
-        rate = eagerness * self._batch / max(self._pace, 1e-3) / max(samplers, 1)
-        self._receipts.rate = min(rate, _FASTEST)
+        self._receipts.rate = self._wanting.stepped(seconds, samplers, len(self._buffer))
 
     def look_at(self, message: Message) -> Validation:
         """What a forwarder could have seen is held against it (a `ProtocolError` too); what is stale or double is not."""
@@ -145,6 +143,8 @@ class GossipSource:
             for each in good:
                 self._buffer.put(each)
                 self._receipts.accept(each.group.id)
+        if self._wanting.seconds is None:
+            self._receipts.rate = self._wanting.starting(len(self._buffer), self._buffer.samplers)
         if good or "full" in faults:
             self.wake()
         return faults

@@ -80,6 +80,11 @@ class ReplayBuffer:
         return iter(tuple(self._waiting.values()))
 
     @property
+    def samplers(self) -> int:
+        """How many have groups here."""
+        return sum(count > 0 for count in self._held.values())
+
+    @property
     def full(self) -> bool:
         return len(self._waiting) >= self._capacity
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import trio
 import trio.testing
@@ -208,3 +210,17 @@ async def test_a_sampler_that_is_muted_is_quiet_for_longer_each_time(autojump_cl
         assert await seconds_until_more(pacing) == pytest.approx(quiet, abs=SLACK)
     pacing.answered(receipt(muted=(99,)))
     assert await seconds_until_more(pacing) == 0, "somebody else's"
+
+
+async def test_with_luck_the_beat_is_uneven_and_the_rate_is_kept(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(1000, luck=random.Random(0))
+    pacing.answered(receipt(rate=4.0))
+    began, beats = trio.current_time(), []
+    for number in range(200):
+        pacing.sent(ids(2 * number, 2 * number + 1))
+        beats.append(await seconds_until_more(pacing))
+        pacing.moved_on()
+    assert min(beats) >= 0.75 * 2 / 4 - 1e-6
+    assert max(beats) <= 1.25 * 2 / 4 + 1e-6
+    assert max(beats) - min(beats) > 0.1
+    assert 400 / (trio.current_time() - began) == pytest.approx(4.0, rel=0.05)

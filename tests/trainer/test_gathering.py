@@ -16,6 +16,7 @@ from echo_node.trainer.gathering import GossipSource
 from echo_node.trainer.journal import open_journal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
+from echo_node.trainer.wanting import Wanting
 from protocol import Receipt, canonical, open_sealed, topics, write_batch
 from tests.crafting import SAMPLERS, STRANGER, TRAINER, Chain, forged, open_run, roster, sealed_group
 
@@ -224,7 +225,7 @@ async def test_the_rate_is_always_one_that_a_receipt_can_carry(batch):
     async with gathering() as trainer:
         trainer.source._batch = batch
         for seconds, samplers in ((0.0, 0), (1e-9, 1), (1e9, 8192)):
-            trainer.source._pace = None
+            trainer.source._wanting = Wanting(batch)
             trainer.source.stepped(seconds, samplers)
             assert trainer.receipts.rate > 0
             trainer.receipts.refuse(bytes([samplers % 7]) * 32, "stale")
@@ -271,7 +272,7 @@ async def test_messages_that_come_while_the_disk_is_busy_are_written_down_togeth
                 await trainer.sampler.publish(
                     GROUPS, write_batch([trainer.group(slot), forged(trainer.group(9 + slot))])
                 )
-            await trio.testing.wait_all_tasks_blocked()
+                await trio.testing.wait_all_tasks_blocked()  # the first is read before the others come
         await trainer.settled()
         assert sum(kept) == 5
         assert len(kept) == 2, "those that were read before the disk was busy, and all the others"
@@ -307,13 +308,25 @@ async def test_receipts_carry_the_rate_to_the_samplers():
         assert receipt.rate == pytest.approx(1.3 * BATCH)
 
 
-async def test_a_step_that_has_nothing_to_draw_asks_for_all_there_is():
+async def test_a_step_that_has_nothing_to_draw_asks_for_more_and_soon_for_all_there_is(autojump_clock):  # noqa: ARG001 - it jumps
     async with gathering() as trainer:
         trainer.source.stepped(1.0, 1)
         await trainer.told()
-        assert trainer.receipts.rate is not None
+        calm = trainer.receipts.rate
+        assert calm is not None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.source.next_batch, 0)
-            await trio.testing.wait_all_tasks_blocked()
+            await trio.sleep(0.5)
+            assert trainer.receipts.rate > calm
+            await trio.sleep(1.0)
             assert trainer.receipts.rate is None
             nursery.cancel_scope.cancel()
+
+
+async def test_before_the_first_step_enough_is_enough():
+    """How long it will take nobody knows; what came by then would all grow stale together."""
+    async with gathering(capacity=4 * BATCH) as trainer:
+        await trainer.gossip(*(trainer.group(slot) for slot in range(2 * BATCH - 1)))
+        assert trainer.receipts.rate is None
+        await trainer.gossip(trainer.group(2 * BATCH))
+        assert 0 < trainer.receipts.rate < BATCH
