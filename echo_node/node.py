@@ -28,6 +28,7 @@ from echo_node.engine.base import Engine
 from echo_node.engine.kinds import EngineSpec, best_class
 from echo_node.engine.worker import WorkerEngine
 from echo_node.errors import ConfigError, DefectError
+from echo_node.introducing import introduce
 from echo_node.ledger import Entry, Ledger
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS: Final = 128
 """Completions that an engine draws at once."""
+OPEN: Final = "open"
+"""A file in a trainer's folder of a run: while it is there, anybody may find the run."""
 MOST_PEERS: Final = 500
 """That a picture of the swarm has."""
 Joining = Callable[[Identity], AbstractAsyncContextManager[Network]]
@@ -138,7 +141,7 @@ class Node:
             self._store(network) as store,
             self._outbox() as outbox,
         ):
-            puller = Puller(network, store)
+            puller = Puller(network, store, files=self._run.files())
             watch = Watch(network, puller.hearing, self._run.told.terms)
             loop = SamplerLoop(
                 self._run,
@@ -167,7 +170,9 @@ class Node:
         if self._identity.public not in self._run.told.verifiers:
             raise ConfigError("this key is none of the run's verifiers", advice="its author must name it")
         async with (
-            self._worker("torch/f32", 1, threads) if engine is None else nullcontext(engine) as judge,
+            self._worker("torch/f32", self._run.told.sampling.group_size, threads)
+            if engine is None
+            else nullcontext(engine) as judge,
             self._join(self._identity) as network,
             self._store(network) as store,
         ):
@@ -177,7 +182,7 @@ class Node:
                 if ledger is not None and head is not None:
                     ledger.verdict(verdict, Entry.of(admitted.group, head.message.version))
 
-            puller = Puller(network, store)
+            puller = Puller(network, store, files=self._run.files())
             loop = VerifierLoop(self._run, network, self._identity, judge, puller, told=note, gate=self._gate)
             self.verdicts = loop.results
             self.status = lambda: {
@@ -330,10 +335,14 @@ class Node:
 
     @asynccontextmanager
     async def _company(self, network: Network, role: str, needed: Iterable[str]) -> AsyncGenerator[None]:
-        """Be found in a role, and keep a way to those that it works with, for as long as the block lasts."""
+        """Be found in a role, introduce newcomers, and keep a way to those that it works with, as long as the block lasts."""
         keys = {topics.role_key(self._run.id, each): SEVERAL for each in needed}
         company = Company(network, announced=[topics.role_key(self._run.id, role)], needed=keys)
-        async with trio.open_nursery() as nursery:
+
+        def is_open() -> bool:
+            return role == "trainer" and self._folder is not None and (self._folder / OPEN).exists()
+
+        async with introduce(network, self._run.manifest, is_open), trio.open_nursery() as nursery:
             nursery.start_soon(company.keep)
             yield
             nursery.cancel_scope.cancel()

@@ -29,6 +29,7 @@ from echo_node.contract.jail.seat import Failed
 from echo_node.contract.sandbox import JailedContract, load_jailed, score_or_zero
 from echo_node.engine.base import SamplingLimits
 from echo_node.errors import ConfigError, PeerError, boundary
+from echo_node.net.blobs.shelf import InFile
 from echo_node.text import Tokenizer
 from echo_node.weights.state import State, layout_of, read_safetensors, root_of
 from protocol import Identity, Manifest, Opened, Rules, blob_id, encode, open_manifest, sampling, seal
@@ -136,6 +137,10 @@ class Run:
         if isinstance(self.contract, JailedContract):
             return self.contract.sandbox.scores(texts)
         return [score_of(self.contract, prompt, text) for prompt, text in texts]
+
+    def files(self) -> dict[bytes, InFile]:
+        """The model's small files, by their hashes, for peers that have none of it."""
+        return {file.blob: InFile(self.folder / file.name, file.size) for file in self.told.model.files}
 
     def close(self) -> None:
         """End the contract's processes."""

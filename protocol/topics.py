@@ -30,6 +30,7 @@ BULK_STREAM: Final = f"/echo/bulk/{limits.MAJOR}"
 PEERS_STREAM: Final = f"/echo/peers/{limits.MAJOR}"
 VOTE_STREAM: Final = f"/echo/vote/{limits.MAJOR}"
 GRANTS_STREAM: Final = f"/echo/grants/{limits.MAJOR}"
+MANIFEST_STREAM: Final = f"/echo/manifest/{limits.MAJOR}"
 STREAMS: Final = (
     ROLLOUT_STREAM,
     DELIVER_STREAM,
@@ -40,6 +41,7 @@ STREAMS: Final = (
     PEERS_STREAM,
     VOTE_STREAM,
     GRANTS_STREAM,
+    MANIFEST_STREAM,
 )
 
 ROLES: Final = ("trainer", "verifier", "sampler", "bootstrap")
@@ -56,7 +58,7 @@ def topic(run: bytes, cargo: str) -> str:
 
 
 def role_key(run: bytes, role: str) -> bytes:
-    """The DHT key under which the peers of one role of a run announce themselves."""
+    """The DHT key under which the peers of one role of a run announce themselves; under the run ZERO, trainers of open runs."""
     if role not in ROLES:
         raise OutOfRangeError(f"{role!r} is none of {', '.join(ROLES)}", "role")
     return _BLAKE3_MULTIHASH + derive("role", run, role.encode())

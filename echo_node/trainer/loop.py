@@ -104,7 +104,7 @@ class TrainerLoop:
         self._policy = policy or VerdictPolicy(run, identity)
         self._admission = Admission(run)
         self._bound = bound
-        self._offering = Offering(network, publisher.store)
+        self._offering = Offering(network, publisher.store, files=run.files())
         self._desk = JoinDesk(run)
         self._roster = Roster(())
         self._announced: Opened[WeightsHead] | None = None

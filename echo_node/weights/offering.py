@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Final
 
 import trio
@@ -18,7 +19,7 @@ from echo_node.errors import PeerError
 from echo_node.net.base import Network
 from echo_node.net.blobs.bulk import BulkPort
 from echo_node.net.blobs.serving import BlobDesk
-from echo_node.net.blobs.shelf import Held, Shelf
+from echo_node.net.blobs.shelf import Held, InFile, Shelf
 from echo_node.net.throttle import Uplink
 from echo_node.weights.blobfolder import BlobFolder
 from echo_node.weights.grants import GrantServer
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 WAITING: Final = 16
 """Tables that wait to be announced; when more come, the oldest is not."""
 _LENT: Final = "lent"
+_NOTHING: Final[Mapping[bytes, InFile]] = MappingProxyType({})
 
 
 def lent_folder(store: WeightsStore) -> BlobFolder:
@@ -63,11 +65,13 @@ class Offering:
         uplink: Uplink | None = None,
         port: BulkPort | None = None,
         shelf: FolderShelf | None = None,
+        files: Mapping[bytes, InFile] = _NOTHING,
     ) -> None:
+        """`files` are the model's small ones, for newcomers that have nothing yet."""
         self._network = network
         self._store = store
         shelf = shelf or FolderShelf(store.blobs, lent_folder(store))
-        shelf.keep(store.flat.id, {store.flat.id: encode(store.flat.layout)})
+        shelf.keep(store.flat.id, {store.flat.id: encode(store.flat.layout), **files})
         self._desk = BlobDesk(network, shelf, uplink, port)
         self._heads = HeadServer(lambda: store.follower.heads)
         self._grants = GrantServer(lambda: store.follower, store.find)

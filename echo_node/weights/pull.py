@@ -8,7 +8,7 @@ offered to others while the rest is still under way (`offering`). It knows no en
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeVar
 
@@ -21,6 +21,7 @@ from echo_node.net.blobs.bulk import BulkPort
 from echo_node.net.blobs.download import DownloadSettings
 from echo_node.net.blobs.download import Progress as Fetched
 from echo_node.net.blobs.holders import Want
+from echo_node.net.blobs.shelf import InFile
 from echo_node.net.throttle import Uplink
 from echo_node.weights.handing import opened
 from echo_node.weights.hearing import Hearing
@@ -68,8 +69,9 @@ class Puller:
         uplink: Uplink | None = None,
         port: BulkPort | None = None,
         tell: Callable[[Pulling], None] | None = None,
+        files: Mapping[bytes, InFile] | None = None,
     ) -> None:
-        """`named` are peers that may have weights, besides the leader and those who announce them."""
+        """`named` are peers that may have weights, besides the leader and those who announce them; `files` are given too."""
         self._network = network
         self.store = store
         self._blobs = blobs or Blobs(network, settings=SETTINGS)
@@ -80,7 +82,7 @@ class Puller:
         self._refused: dict[bytes, UnprovenError] = {}
         """Routes, by their tables, that are not what their signed heads say of them."""
         self.hearing = Hearing(network, store)
-        self.offering = Offering(network, store, uplink=uplink, port=port)
+        self.offering = Offering(network, store, uplink=uplink, port=port, files=files or {})
         self.pulls = Pulls()
         """For metrics: what was pulled so far."""
 

@@ -1,0 +1,142 @@
+"""A newcomer with nothing but a manifest: the model's small files and the newest weights, from peers, as a model's folder.
+
+Every file is checked against the hash that the manifest names, and the weights against the chain of signed heads, whose
+first state the manifest names. What has arrived is kept, and a second start fetches nothing. It runs no model.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from echo_node.errors import ConfigError, PeerError, boundary
+from echo_node.net.base import Network
+from echo_node.net.blobs.blobs import Blobs
+from echo_node.net.blobs.holders import Want
+from echo_node.weights import disk
+from echo_node.weights.opening import open_store
+from echo_node.weights.progress import Pulling
+from echo_node.weights.pull import Puller
+from protocol import Link, Manifest, Opened, Rules, blob_id
+
+log = logging.getLogger(__name__)
+
+ARRIVE_PAUSES: Final = (1.0, 2.0, 5.0, 10.0)
+"""Between tries to fetch what nobody has given yet; the last one goes on."""
+_WEIGHTS: Final = "model.safetensors"
+_SPARE: Final = 1.2
+"""Room on disk beyond what is fetched."""
+
+
+def has_arrived(folder: Path, manifest: Manifest) -> bool:
+    """Whether a run's model is here from an earlier start."""
+    return (folder / _WEIGHTS).is_file() and all(
+        (folder / file.name).is_file() for file in manifest.model.files
+    )
+
+
+async def arrive(
+    network: Network,
+    manifest: Opened[Manifest],
+    folder: Path,
+    *,
+    link: Link | None = None,
+    tell: Callable[[str], None] = lambda _words: None,
+) -> Path:
+    """The run's model in `folder`/model, with its weights in a store beside it. Goes on trying until it has them."""
+    model = folder / "model"
+    if has_arrived(model, manifest.message):
+        return model
+    with boundary(ConfigError, f"making {model}", advice="give another folder with --state"):
+        model.mkdir(parents=True, exist_ok=True)
+    await _patiently(lambda: _fetch_files(network, manifest.message, model), tell)
+    await _patiently(lambda: _fetch_weights(network, manifest, folder, model, link, tell), tell)
+    return model
+
+
+async def _patiently(work: Callable[[], object], tell: Callable[[str], None]) -> None:
+    """Peers come and go: what cannot be had now may be had soon."""
+    tries = 0
+    while True:
+        try:
+            await work()  # type: ignore[misc] # a coroutine
+        except PeerError as error:
+            pause = ARRIVE_PAUSES[min(tries, len(ARRIVE_PAUSES) - 1)]
+            tries += 1
+            tell(f"{error}; next try in {pause:g} s")
+            await trio.sleep(pause)
+        else:
+            return
+
+
+def _helpers(network: Network, manifest: Manifest) -> Collection[bytes]:
+    known = [key for key in (*manifest.trainers, *manifest.verifiers) if key != network.public]
+    return list(dict.fromkeys((*known, *sorted(network.peers()))))
+
+
+async def _fetch_files(network: Network, manifest: Manifest, model: Path) -> None:
+    missing = {file.blob: file for file in manifest.model.files if not (model / file.name).is_file()}
+    if not missing:
+        return
+    wants = [Want(file.blob, size=file.size, most=file.size) for file in missing.values()]
+    total = sum(file.size for file in missing.values())
+    found = await Blobs(network).fetch(wants, named=_helpers(network, manifest), most=total)
+    for blob, file in missing.items():
+        if blob_id(found[blob]) != file.blob:
+            raise PeerError(f"{file.name} is not the file that the manifest names")
+        await trio.to_thread.run_sync(_write, model / file.name, found[blob])
+
+
+def _write(path: Path, data: bytes) -> None:
+    disk.write_whole(path, data, durable=True)
+
+
+async def _fetch_weights(
+    network: Network,
+    manifest: Opened[Manifest],
+    folder: Path,
+    model: Path,
+    link: Link | None,
+    tell: Callable[[str], None],
+) -> None:
+    rules = Rules.of(manifest)
+    floor = (link.term, link.version, link.head) if link else None
+
+    def say(now: Pulling) -> None:
+        tell(str(now))
+
+    async with open_store(
+        folder / "weights",
+        rules,
+        network,
+        manifest=manifest,
+        named=_helpers(network, manifest.message),
+        floor=floor,
+    ) as store:
+        room = shutil.disk_usage(folder).free
+        needed = _SPARE * 2 * store.flat.anchor_size
+        if room < needed:
+            raise ConfigError(
+                f"the weights need {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are free in {folder}",
+                advice="make room, or give a folder on another disk with --state",
+            )
+        puller = Puller(network, store, named=_helpers(network, manifest.message), tell=say)
+        async with puller.work():
+            await puller.hearing.wait_for_newer(None)
+            await puller.pull()
+
+        def write() -> None:
+            draft = model / f"{_WEIGHTS}.part"
+            with store.lease() as held, disk.touching(f"writing {draft}"), draft.open("wb") as file:
+                file.write(store.flat.header)
+                for tensor in store.flat.tensors:
+                    file.write(held.state[tensor.name].data)
+                file.flush()
+            draft.replace(model / _WEIGHTS)
+
+        await trio.to_thread.run_sync(write)

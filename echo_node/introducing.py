@@ -1,0 +1,121 @@
+"""How a newcomer hears of a run: those who work in it hand out its manifest, and trainers of open runs let themselves be found.
+
+A manifest proves itself, by its hash and its author's signature; whether its author is to be trusted is for people to say.
+It knows nothing of what is done in a run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from echo_node.errors import PeerError
+from echo_node.net.base import Network, RequestError
+from protocol import ZERO, Manifest, Opened, ProtocolError, limits, open_manifest, topics
+
+log = logging.getLogger(__name__)
+
+ASK_SECONDS: Final = 10.0
+LOOK_SECONDS: Final = 60.0
+"""In which somebody who knows a run must be found."""
+PAUSE: Final = 1.0
+SEVERAL: Final = 16
+"""Trainers of open runs that are asked."""
+OPEN_SECONDS: Final = 5.0
+"""Between two looks at whether the run is open."""
+_MOST: Final = limits.MANIFEST_BYTES + limits.ENVELOPE_BYTES
+_ROLES: Final = ("trainer", "verifier", "sampler")
+
+
+@asynccontextmanager
+async def introduce(
+    network: Network, manifest: Opened[Manifest], is_open: Callable[[], bool] = lambda: False
+) -> AsyncGenerator[None]:
+    """Hand the manifest out to whoever asks for it. While the run `is_open`, also to those who ask for any."""
+
+    async def answer(_peer: bytes, asked: bytes) -> bytes:
+        await trio.lowlevel.checkpoint()
+        if asked == manifest.id or (asked == ZERO and is_open()):
+            return manifest.sealed
+        raise PeerError("this node does not work in that run")
+
+    with network.serve(topics.MANIFEST_STREAM, answer, most=len(ZERO)):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_be_found_while, network, is_open)
+            yield
+            nursery.cancel_scope.cancel()
+
+
+async def _be_found_while(network: Network, is_open: Callable[[], bool]) -> None:
+    """Announce once it is open; an announcement that is out runs out by itself, and who follows it in vain is told so."""
+    while not is_open():  # noqa: ASYNC110 - a person opens it, in another process
+        await trio.sleep(OPEN_SECONDS)
+    try:
+        await network.provide(topics.role_key(ZERO, "trainer"))
+    except PeerError as error:
+        log.warning("this run is open, but could not be announced: %s", error)
+
+
+async def find_manifest(network: Network, run: bytes) -> Opened[Manifest]:
+    """The manifest of a run, from whoever has it first."""
+    try:
+        with trio.fail_after(LOOK_SECONDS):
+            return await _look_for(network, run)
+    except trio.TooSlowError:
+        met = len(network.peers())
+        raise PeerError(
+            f"nobody who could be reached knows the run {run.hex()} ({met} peers were met)",
+            advice="does its trainer run? a newer link, or another --seed, may lead to it",
+        ) from None
+
+
+async def _look_for(network: Network, run: bytes) -> Opened[Manifest]:
+    asked: set[bytes] = set()
+    while True:
+        for peer in await _near(network, run):
+            if peer not in asked:
+                asked.add(peer)
+                if (found := await _ask(network, peer, run)) is not None:
+                    return found
+        await trio.sleep(PAUSE)
+
+
+async def open_runs(network: Network) -> list[Opened[Manifest]]:
+    """Runs that anybody may join, as far as their trainers can be found, sorted by name."""
+    found: dict[bytes, Opened[Manifest]] = {}
+    for peer in await network.find(topics.role_key(ZERO, "trainer"), SEVERAL):
+        manifest = await _ask(network, peer, ZERO)
+        if manifest is not None:
+            found[manifest.id] = manifest
+    return sorted(found.values(), key=lambda each: (each.message.name, each.id))
+
+
+async def _near(network: Network, run: bytes) -> Collection[bytes]:
+    """Those who announce that they work in the run, and whoever else is connected."""
+    found: dict[bytes, None] = {}
+    for role in _ROLES:
+        found.update(dict.fromkeys(await network.find(topics.role_key(run, role), 4, deadline=ASK_SECONDS)))
+        if found:
+            break
+    return [*found, *sorted(network.peers() - found.keys())]
+
+
+async def _ask(network: Network, peer: bytes, run: bytes) -> Opened[Manifest] | None:
+    try:
+        sealed = await network.request(peer, topics.MANIFEST_STREAM, run, deadline=ASK_SECONDS, most=_MOST)
+        found = open_manifest(sealed)
+    except RequestError as error:
+        log.debug("no manifest: %s", error)
+        return None
+    except ProtocolError as error:
+        network.score(peer, error.reason)
+        return None
+    wrong = found.id != run if run != ZERO else peer not in found.message.trainers
+    if wrong:
+        network.score(peer, "wrong-run")
+        return None
+    return found
