@@ -5,9 +5,10 @@ PYTHON  ?= python3
 ARGS    ?=
 SECONDS ?= 60
 
-BIN   := .venv/bin
-HOUSE := .venv/.ready
-NODE  := tests/interop/node_modules/.ready
+BIN    := .venv/bin
+HOUSE  := .venv/.ready
+NODE   := tests/interop/node_modules/.ready
+CHROME := .venv/.browser
 
 # A .venv whose Python no longer runs (it was upgraded or taken away) is set up again.
 BROKEN := $(shell $(BIN)/python -c '' 2>/dev/null || echo broken)
@@ -18,7 +19,7 @@ BROKEN := $(shell $(BIN)/python -c '' 2>/dev/null || echo broken)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(HOUSE) $(NODE) ## everything that the project needs, in .venv and node_modules
+setup: $(HOUSE) $(NODE) $(CHROME) ## everything that the project needs, in .venv and node_modules
 
 $(HOUSE): pyproject.toml Makefile tools/setup.py $(BROKEN)
 	@$(PYTHON) tools/setup.py python
@@ -26,6 +27,10 @@ $(HOUSE): pyproject.toml Makefile tools/setup.py $(BROKEN)
 
 $(NODE): tests/interop/package-lock.json tests/interop/swarm/package-lock.json Makefile tools/setup.py
 	@$(PYTHON) tools/setup.py node
+	@touch $@
+
+$(CHROME): Makefile tools/setup.py | $(HOUSE)
+	@$(PYTHON) tools/setup.py browser
 	@touch $@
 
 demo: $(HOUSE) ## a whole swarm on this machine (ARGS="…")

@@ -1,7 +1,8 @@
 """Set the project up on a fresh machine: `make setup` calls this. It needs nothing but Python.
 
 `setup.py python` makes `.venv` with every extra; `setup.py node` installs the packages of the
-interoperation tests. Each first looks for what it needs from the system. On Debian as root it
+interoperation tests; `setup.py browser` looks for the chromium that the tests of the page drive.
+Each first looks for what it needs from the system. On Debian as root it
 installs what is missing; elsewhere it stops with one line that says what to type. It never asks.
 """
 
@@ -107,6 +108,15 @@ NEEDS_OF_PYTHON = [
 NEEDS_OF_NODE = [
     Need(f"Node {OLDEST_NODE} or newer with npm", node_is_new_enough, "nodejs npm", "nodejs npm", "node"),
 ]
+NEEDS_OF_BROWSER = [
+    Need(
+        "chromium",
+        lambda: any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")),
+        "chromium",
+        "chromium",
+        "--cask chromium",
+    ),
+]
 
 
 def bring(needs: list[Need]) -> None:
@@ -159,6 +169,11 @@ def set_up_node() -> None:
     say("the packages of tests/interop are ready")
 
 
+def set_up_browser() -> None:
+    bring(NEEDS_OF_BROWSER)
+    say("a browser for the tests of the page is there")
+
+
 if __name__ == "__main__":
     go_on_with_a_python_that_suits()
-    {"python": set_up_python, "node": set_up_node}[sys.argv[1]]()
+    {"python": set_up_python, "node": set_up_node, "browser": set_up_browser}[sys.argv[1]]()

@@ -1,0 +1,139 @@
+"""The server: Hypercorn's connections on a socket of loopback, in the caller's own nursery.
+
+Hypercorn shields what it sends from being cancelled, so that a browser which has stopped reading would hold the whole node
+up when it should end. Connections are therefore ours: sending has a deadline, there are only so many, and they are closed at
+once when the page ends. What goes wrong in one of them is the end of that one.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIFramework, ConnectionState, LifespanState
+
+from echo_node.board import Board
+from echo_node.dashboard.app import Powers, application
+from echo_node.dashboard.door import Door
+from echo_node.dashboard.live import Listeners
+from echo_node.dashboard.totals import Totals
+from echo_node.dashboard.view import View
+from echo_node.errors import ConfigError, DefectError, boundary
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # libp2p brings it, with stubs of trio that lack this name
+
+HOST: Final = "127.0.0.1"
+MOST_CONNECTIONS: Final = 64
+IDLE_SECONDS: Final = 5
+"""Without a question on it, after which a connection is given up."""
+SEND_SECONDS: Final = 20.0
+"""For a reader to take what was sent. A browser that comes back asks again by itself."""
+_log = logging.getLogger(__name__)
+
+
+class Connection:
+    """A stream as Hypercorn uses one, on which nothing takes for ever."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self.socket = stream.socket
+
+    async def send_all(self, data: bytes) -> None:
+        with trio.move_on_after(SEND_SECONDS) as deadline:
+            await self._stream.send_all(data)
+        if deadline.cancelled_caught:
+            self.close()
+            raise trio.BrokenResourceError("the reader has stopped reading")
+
+    async def receive_some(self, most: int) -> bytes:
+        return await self._stream.receive_some(most)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def close(self) -> None:
+        """Now, whoever is in the middle of sending."""
+        self.socket.close()
+
+
+class Server:
+    """Connections, and what answers on them."""
+
+    def __init__(self, door: Door) -> None:
+        self._app = ASGIWrapper(cast("ASGIFramework", door))
+        self._config = Config()
+        self._config.errorlog = _log
+        self._config.include_server_header = False
+        self._config.keep_alive_timeout = IDLE_SECONDS
+        self._context = WorkerContext(None)
+        self._open: set[Connection] = set()
+
+    async def take(self, stream: trio.SocketStream) -> None:
+        """One connection, to its end."""
+        connection = Connection(stream)
+        if len(self._open) >= MOST_CONNECTIONS:
+            connection.close()
+            return
+        self._open.add(connection)
+        try:
+            with boundary(DefectError, "serving the page"):
+                state = ConnectionState(LifespanState({}))
+                await TCPServer(self._app, self._config, self._context, state, cast("Any", connection))
+        except DefectError as failed:
+            _log.warning("%s", failed)
+        finally:
+            self._open.discard(connection)
+            connection.close()
+
+    def close(self) -> None:
+        for connection in self._open:
+            connection.close()
+
+
+async def serve(
+    board: Board, powers: Powers, port: int, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve until cancelled. The port is taken before anything else, so that a failure comes at once."""
+    with _listening(port) as listening:
+        bound = listening.getsockname()[1]
+        totals = Totals(board)
+        may_control = powers.token is not None and powers.control is not None
+        view = View(board, totals, may_control=may_control)
+        server = Server(Door(application(view, totals, powers, Listeners()), bound))
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(totals.follow)
+            nursery.start_soon(trio.serve_listeners, server.take, [listener])
+            task_status.started(f"http://{HOST}:{bound}/")
+            try:
+                await trio.sleep_forever()
+            finally:
+                server.close()
+
+
+def _listening(port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((HOST, port))
+        listening.listen(MOST_CONNECTIONS)
+    except (OSError, OverflowError) as failed:
+        listening.close()
+        taken = isinstance(failed, OSError) and failed.errno == errno.EADDRINUSE
+        why = "something else uses it" if taken else getattr(failed, "strerror", None) or str(failed)
+        raise ConfigError(
+            f"the page cannot have port {port} of {HOST}: {why}",
+            advice="take another with --page PORT, or leave the page out with --no-page",
+        ) from failed
+    return listening
