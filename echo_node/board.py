@@ -48,7 +48,8 @@ class Board:
                 self._node |= {name: told[name] for name in known if name in told}
             case "listening":
                 self._addresses = list(told["addresses"])
-                self._phase = "working"
+                if self._phase != "paused":  # on battery, before anybody was met
+                    self._phase = "working"
             case "progress":
                 self._progress = dict(told)
             case "step":

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from echo_node.state import StateFolder
-    from protocol import Identity
 
 app = typer.Typer(no_args_is_help=True, help="This node's identity: show it, back it up, restore it.")
 
@@ -81,7 +77,7 @@ def backup(
         with boundary(StoreError, f"writing {out}"), _new_file(out) as file:
             file.write(text)
         typer.echo(f"the backup of {identity.peer_id} is in {out}: print it, or keep it on another machine")
-    _mark(place, identity)
+    place.note_backup(identity.peer_id)
 
 
 @app.command()
@@ -107,26 +103,10 @@ def restore(
     identity = read_backup(text, _passphrase(passphrase_file, twice=False))
     with opened(state or state_home()) as place:
         old = put_back(place.key, identity, replace=replace)
-        _mark(place, identity)
+        place.note_backup(identity.peer_id)
     if old is not None:
         typer.echo(f"the key that was there is now {old}", err=True)
     typer.echo(f"this node is {identity.peer_id}")
-
-
-def backup_reminder(place: StateFolder) -> str | None:
-    """What to say to a person whose key has no backup yet."""
-    mark = place.backup_mark
-    whose_backup = mark.read_text("utf-8", "replace").strip() if mark.is_file() else ""
-    if whose_backup == place.identity().peer_id:
-        return None
-    return f"only {place.key} says who this node is: `echo-node keys backup` prints a backup to keep"
-
-
-def _mark(place: StateFolder, identity: Identity) -> None:
-    from echo_node.errors import StoreError, boundary
-
-    with boundary(StoreError, f"writing {place.backup_mark}"):
-        place.backup_mark.write_text(f"{identity.peer_id}\n")
 
 
 def _backup_text(source: str) -> str:

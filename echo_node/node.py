@@ -24,6 +24,7 @@ import trio
 
 from echo_node import __version__
 from echo_node.admission import Admitted
+from echo_node.allowance import EVERYTHING, Allowance
 from echo_node.engine.base import Engine
 from echo_node.engine.kinds import EngineSpec, best_class
 from echo_node.engine.worker import WorkerEngine
@@ -32,8 +33,10 @@ from echo_node.introducing import introduce
 from echo_node.ledger import Entry, Ledger
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
+from echo_node.net.blobs.blobs import Blobs
 from echo_node.net.meeting.company import SEVERAL, Company
 from echo_node.net.outbox.outbox import Outbox, open_outbox
+from echo_node.net.throttle import Uplink
 from echo_node.pausing import Gate
 from echo_node.records import RecordsFile, read_records
 from echo_node.run import Run, read_model
@@ -47,7 +50,7 @@ from echo_node.weights.handing import hand_over, opened
 from echo_node.weights.opening import open_store
 from echo_node.weights.papers import write_papers
 from echo_node.weights.publish import Publisher
-from echo_node.weights.pull import Puller
+from echo_node.weights.pull import SETTINGS, Puller
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
 from echo_node.writers import open_writer
@@ -83,6 +86,7 @@ class Node:
         folder: Path | None = None,
         spread: Literal["even", "speed"] = "even",
         gate: Gate | None = None,
+        allowance: Allowance = EVERYTHING,
     ) -> None:
         self._run = run
         self._identity = identity
@@ -91,19 +95,21 @@ class Node:
         self._folder = folder
         self._spread = spread
         self._gate = gate or Gate()
+        self._allowance = allowance
         self.tokens = Rate()
         """Tokens generated or admitted, by the second."""
         self.verdicts: Counter[str] = Counter()
         """What groups were found to be, for a verifier."""
         self.status: Callable[[], Mapping[str, Any]] = dict
         """How it goes, in plain numbers; nothing before the role has begun."""
+        self._role = "peer"
         self._members: Callable[[], Mapping[bytes, Mapping[str, Any]]] = dict
         """The samplers that this node knows of, with what it knows of them."""
 
     def swarm(self, network: Network) -> list[dict[str, Any]]:
         """Whom this node knows of the run: itself, who is named in the manifest, its samplers, and who is connected."""
         told, members, connected, mutes = self._run.told, self._members(), network.peers(), network.mutes()
-        roles = dict.fromkeys(members, "sampler")
+        roles = dict.fromkeys(members, "sampler") | {self._identity.public: self._role}
         roles |= dict.fromkeys(told.verifiers, "verifier") | dict.fromkeys(told.trainers, "trainer")
         return [
             {
@@ -132,6 +138,7 @@ class Node:
         """Be a sampler until cancelled. Without an engine one is started in a process of its own: of the class that is
         named, or the best that the run allows.
         """
+        self._role = "sampler"
         chosen_class = engine_class or (self._best_class() if engine is None else "")
         async with (
             self._worker(chosen_class, slots_per_call * self._run.told.sampling.group_size, threads)
@@ -141,7 +148,7 @@ class Node:
             self._store(network) as store,
             self._outbox() as outbox,
         ):
-            puller = Puller(network, store, files=self._run.files())
+            puller = self._puller(network, store)
             watch = Watch(network, puller.hearing, self._run.told.terms)
             loop = SamplerLoop(
                 self._run,
@@ -182,7 +189,7 @@ class Node:
                 if ledger is not None and head is not None:
                     ledger.verdict(verdict, Entry.of(admitted.group, head.message.version))
 
-            puller = Puller(network, store, files=self._run.files())
+            puller = self._puller(network, store)
             loop = VerifierLoop(self._run, network, self._identity, judge, puller, told=note, gate=self._gate)
             self.verdicts = loop.results
             self.status = lambda: {
@@ -323,6 +330,13 @@ class Node:
         ) as store:
             yield store
 
+    def _puller(self, network: Network, store: WeightsStore) -> Puller:
+        """Weights in and out, no faster than is allowed."""
+        allowed = self._allowance
+        blobs = None if allowed.down is None else Blobs(network, settings=SETTINGS, downlink=allowed.down)
+        uplink = None if allowed.up is None else Uplink(allowed.up)
+        return Puller(network, store, blobs=blobs, uplink=uplink, files=self._run.files())
+
     @asynccontextmanager
     async def _outbox(self) -> AsyncGenerator[Outbox]:
         """What must arrive."""
@@ -353,7 +367,10 @@ class Node:
     ) -> AsyncGenerator[Engine]:
         """An engine in a process of its own, for as long as the block lasts."""
         rows = max(1, min(MOST_ROWS, completions))
-        engine = WorkerEngine(EngineSpec(engine_class, self._run.folder, rows=rows, threads=threads))
+        spec = EngineSpec(
+            engine_class, self._run.folder, device=self._allowance.device, rows=rows, threads=threads
+        )
+        engine = WorkerEngine(spec, memory_bytes=self._allowance.memory)
         try:
             await run_abandonable(engine.start)
             yield engine

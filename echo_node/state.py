@@ -55,12 +55,31 @@ class StateFolder:
         """The key of this node; made at the first start."""
         return load_or_create(self.key)
 
+    @property
+    def is_backed_up(self) -> bool:
+        """Whether a person has a backup of this very key."""
+        with boundary(StoreError, f"reading {self.backup_mark}", advice=_ADVICE):
+            told = self.backup_mark.read_text("utf-8", "replace") if self.backup_mark.is_file() else ""
+        return told.strip() == self.identity().peer_id
+
+    def note_backup(self, peer_id: str) -> None:
+        """A person has a backup of this one's key."""
+        with boundary(StoreError, f"writing {self.backup_mark}", advice=_ADVICE):
+            self.backup_mark.write_text(f"{peer_id}\n")
+
     def run(self, run_id: bytes) -> Path:
         """The folder of a run, made if need be."""
         folder = self.path / "runs" / run_id.hex()
         with boundary(StoreError, f"making {folder}", advice=_ADVICE):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+
+def backup_reminder(place: StateFolder) -> str | None:
+    """The line for a person whose key has no backup yet."""
+    if place.is_backed_up:
+        return None
+    return f"only {place.key} says who this node is: `echo-node keys backup` prints a backup to keep"
 
 
 def prepared(path: Path) -> StateFolder:
@@ -84,7 +103,7 @@ def is_in_use(path: Path) -> bool:
     """Whether a node runs on this folder. It makes nothing there."""
     try:
         lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
         raise StoreError(f"looking at {path}: {error}", advice=_ADVICE) from error

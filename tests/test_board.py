@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 import trio
 import trio.testing
 
@@ -58,8 +57,7 @@ def test_the_phase_follows_what_the_node_says():
     assert phases == ["starting", "working", "paused", "working", "stopping"]
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_who_waits_for_news_gets_it_once():
+async def test_who_waits_for_news_gets_it_once(autojump_clock):  # noqa: ARG001 - it jumps
     board = Board()
     board.hear("started", "", {})
     seen = board.sequence

@@ -109,7 +109,7 @@ class SamplerLoop:
             patience=patience,
             luck=self._jitter,
         )
-        self.pacing = Pacing(unanswered=4 * slots_per_call)
+        self.pacing = Pacing(unanswered=4 * slots_per_call, luck=self._jitter)
         self.tokens = Rate()
         """Tokens generated, by the second."""
 

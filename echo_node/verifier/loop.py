@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 SEND_SECONDS: Final = 0.25
 """Verdicts gather for so long, since the network carries few messages a second."""
 UNSENT: Final = 4_096
+AUDITS: Final = 256
+"""Heads and samplers whose holes are remembered."""
 
 
 class VerifierLoop:
@@ -84,6 +86,8 @@ class VerifierLoop:
         self._bands = {tolerance.engine: Bands(tolerance) for tolerance in run.told.engines}
         self._suspicion = Suspicion()
         self._holes = Holes()
+        self._worth: OrderedDict[tuple[bytes, bytes], dict[int, float]] = OrderedDict()
+        """Of slots that were left out, by head and sampler."""
         self._published: set[bytes] = set()
         self._unsent: list[bytes] = []
         self._chosen = trio.Event()
@@ -187,23 +191,34 @@ class VerifierLoop:
         slots = self._holes.suspicious(head, sampler)
         if not slots:
             return None
+        worth = self._worth.setdefault((head, sampler), {})  # draws are fixed: to make them once is enough
+        if len(self._worth) > AUDITS:
+            self._worth.popitem(last=False)
+        if new := [slot for slot in slots if slot not in worth]:
+            worth |= self._worth_of(head, sampler, new, stop)
+        what = self._holes.worth_less(head, sampler, [worth[slot] for slot in slots if slot in worth])
+        return None if what is None else Breach("skipped-slots", what)
+
+    def _worth_of(
+        self, head: bytes, sampler: bytes, slots: Sequence[int], stop: Callable[[], bool]
+    ) -> dict[int, float]:
+        """The mean reward of slots of a sampler, as far as they can be scored here."""
         keys = [self._run.slot_key(head, sampler, slot) for slot in slots]
         prompts = self._run.prompts(keys)
         size = self._run.told.sampling.group_size
         requests = [
             SlotRequest(ids, key, size, self._run.limits) for key, (_, ids) in zip(keys, prompts, strict=True)
         ]
-        rewards = []
-        for (prompt, _), draws in zip(
-            prompts, generate_groups(self._at(head), requests, stop=stop), strict=True
+        rewards = {}
+        for slot, (prompt, _), draws in zip(
+            slots, prompts, generate_groups(self._at(head), requests, stop=stop), strict=True
         ):
             try:
-                worth = self._run.scores(prompt, [draw.ids for draw in draws])
+                scores = self._run.scores(prompt, [draw.ids for draw in draws])
             except ContractError:
                 continue
-            rewards.append(np.mean([score.value for score in worth]))
-        what = self._holes.worth_less(head, sampler, [float(reward) for reward in rewards])
-        return None if what is None else Breach("skipped-slots", what)
+            rewards[slot] = float(np.mean([score.value for score in scores]))
+        return rewards
 
     # Verdicts
 

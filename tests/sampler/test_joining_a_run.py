@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import trio
 
 from echo_node import embedded
@@ -64,8 +63,10 @@ async def test_a_sampler_joins_soon_after_the_leader_has_come_however_long_that_
     engine.close()
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_while_the_leader_is_silent_a_sampler_draws_nothing_and_goes_on_when_it_is_heard(tmp_path):
+async def test_while_the_leader_is_silent_a_sampler_draws_nothing_and_goes_on_when_it_is_heard(
+    autojump_clock,  # noqa: ARG001 - it jumps
+    tmp_path,
+):
     engine = make_engine(EngineSpec("torch/f32", embedded.folder(), rows=2, threads=1))
     topic = topics.topic(RUN.id, topics.JOINS)
 

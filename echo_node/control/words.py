@@ -1,0 +1,204 @@
+"""A node's snapshot in plain words: what it does, for whom, how fast, what came of it, and who can reach it.
+
+It shows what it is given; what others chose, such as a run's name, comes out as one printable line. It asks nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from echo_node.control.holdings import Holdings
+from echo_node.errors import one_line
+from echo_node.pausing import BATTERY, LEAVING, PERSON
+
+Row = tuple[str, str]
+
+
+def rows(snapshot: Mapping[str, Any]) -> list[Row]:
+    """A name and a line for each thing that a person asks about, the most important first."""
+    progress: Mapping[str, Any] = snapshot.get("progress") or {}
+    node: Mapping[str, Any] = snapshot.get("node") or {}
+    found = [
+        ("doing", _doing(snapshot, progress, node)),
+        ("run", _run(snapshot.get("run"))),
+        ("version", _version(progress)),
+        ("speed", _speed(progress)),
+        ("learning", _learning(progress)),
+        ("groups", _groups(progress)),
+        ("verdicts", _counts(progress.get("verdicts"))),
+        ("credit", _credit(progress)),
+        ("peers", _peers(snapshot, progress)),
+        ("reach", one_line(str(snapshot.get("reach") or "")).rstrip(".")),
+        ("identity", one_line(str(node.get("peer_id", "")))),
+        ("since", _since(snapshot, node)),
+        ("state", one_line(str(node.get("state", "")))),
+    ]
+    return [(name, text) for name, text in found if text]
+
+
+def line(snapshot: Mapping[str, Any]) -> str:
+    """The same in one line, for where lines pile up."""
+    shown = ("doing", "version", "speed", "learning", "groups", "verdicts", "peers")
+    parts = [text for name, text in rows(snapshot) if name in shown]
+    return f"{time.strftime('%H:%M:%S', time.localtime(_number(snapshot.get('at'))))}  {'; '.join(parts)}"
+
+
+def held_rows(held: Holdings, now: float) -> list[Row]:
+    """What is in a state folder on which nobody runs."""
+    if not held.path.is_dir():
+        return [("state", f"{one_line(str(held.path))} does not exist yet")]
+    backup = "a backup was made" if held.backed_up else "no backup yet: echo-node keys backup"
+    found = [("identity", f"{held.peer_id} ({backup})" if held.peer_id else "no key yet")]
+    found += [
+        (
+            "run",
+            f"{run.id[:12]} {one_line(run.name)}".rstrip()
+            + f", {size(run.bytes)}, of which weights {size(run.weights)}",
+        )
+        for run in held.runs
+    ]
+    found.append(("disk", size(held.bytes)))
+    if held.last_seen is not None:
+        found.append(("last seen", f"{duration(now - held.last_seen)} ago"))
+    found.append(("state", one_line(str(held.path))))
+    return found
+
+
+def size(count: float) -> str:
+    """Bytes, as people read them."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} GB"
+
+
+def duration(seconds: float) -> str:
+    """A time, in the two units that matter."""
+    minutes, seconds = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def _doing(snapshot: Mapping[str, Any], progress: Mapping[str, Any], node: Mapping[str, Any]) -> str:
+    role = one_line(str(node.get("role", "node")))
+    reasons = progress.get("paused") or []
+    phase = snapshot.get("phase")
+    if phase == "paused" or reasons:
+        return f"{role}, {_paused([one_line(str(reason)) for reason in reasons])}"
+    if phase != "working":
+        return f"{role}, {one_line(str(phase))}"
+    if progress.get("leader_is_silent"):
+        return f"{role}, waiting: the trainer that leads is silent"
+    if progress.get("joined") is False:
+        return f"{role}, waiting to be taken into the roster"
+    if progress.get("leading") is False:
+        return f"{role}, standing by: another one leads"
+    return f"{role}, working"
+
+
+def _paused(reasons: list[str]) -> str:
+    if LEAVING in reasons:
+        return "leaving: what is made is delivered first"
+    advice = {BATTERY: "until it is plugged in", PERSON: "until echo-node resume"}
+    told = f"paused ({', '.join(reasons)})" if reasons else "paused"
+    return ", ".join([told, *(advice[reason] for reason in reasons if reason in advice)])
+
+
+def _run(run: Mapping[str, Any] | None) -> str:
+    if not run:
+        return ""
+    name, author = one_line(str(run.get("name", ""))), one_line(str(run.get("author", "")))
+    told = f"{name} ({str(run.get('id', ''))[:12]}), {run.get('mode', '')}, contract {run.get('contract', '')}, by {author}"
+    return one_line(told)
+
+
+def _version(progress: Mapping[str, Any]) -> str:
+    newest, mine = progress.get("version"), progress.get("engine_version")
+    if newest is None:
+        return "none heard of yet" if "version" in progress else ""
+    if "engine_version" not in progress:
+        return f"{_number(newest):.0f}"
+    if mine is None:
+        return f"none in the engine yet, the newest known is {_number(newest):.0f}"
+    behind = _number(newest) - _number(mine)
+    return f"{_number(mine):.0f}, " + (
+        "the newest known" if behind <= 0 else f"{behind:.0f} behind the newest known"
+    )
+
+
+def _speed(progress: Mapping[str, Any]) -> str:
+    if "tokens_per_second" not in progress:
+        return ""
+    return f"{_number(progress['tokens_per_second']):,.0f} tokens/s"
+
+
+def _learning(progress: Mapping[str, Any]) -> str:
+    if "reward" not in progress:
+        return ""
+    samplers = _number(progress.get("samplers"))
+    return (
+        f"step {_number(progress.get('step')):.0f}, reward {_number(progress['reward']):.3f}, "
+        f"{samplers:.0f} {'sampler' if samplers == 1 else 'samplers'}"
+    )
+
+
+def _groups(progress: Mapping[str, Any]) -> str:
+    if "accepted" in progress:
+        refused = progress.get("refused")
+        told = f"{_number(progress['accepted']):,.0f} accepted, {_total(refused)} refused{_why(refused)}"
+        return f"{told}, {_number(progress.get('waiting')):,.0f} wait for an answer"
+    if "dropped" in progress:
+        dropped = progress["dropped"]
+        return f"{_number(progress.get('waiting')):,.0f} wait, {_total(dropped)} dropped{_why(dropped)}"
+    return ""
+
+
+def _credit(progress: Mapping[str, Any]) -> str:
+    credit = progress.get("credit")
+    if isinstance(credit, Mapping):
+        told = f"{_number(credit.get('tokens')):,.0f} verified tokens in {_number(credit.get('groups')):,.0f} groups"
+        condemned = _number(credit.get("condemned"))
+        return told + (f", {condemned:,.0f} groups condemned" if condemned else "")
+    if "accepted" in progress:
+        return f"{_number(progress['accepted']):,.0f} groups accepted since it started"
+    return ""
+
+
+def _peers(snapshot: Mapping[str, Any], progress: Mapping[str, Any]) -> str:
+    if "peers" not in progress:
+        return ""
+    connected = f"{_number(progress['peers']):.0f} connected"
+    muted = [peer for peer in snapshot.get("peers") or [] if peer.get("muted")]
+    return connected + (f", {len(muted)} muted" if muted else "")
+
+
+def _since(snapshot: Mapping[str, Any], node: Mapping[str, Any]) -> str:
+    lasted = duration(_number(snapshot.get("at")) - _number(node.get("began")))
+    return f"{lasted}, as process {node.get('pid', '?')}, {one_line(str(snapshot.get('program', '')))}"
+
+
+def _counts(counts: Any) -> str:
+    if not isinstance(counts, Mapping):
+        return ""
+    parts = (f"{_number(count):,.0f} {one_line(str(name))}" for name, count in counts.items())
+    return ", ".join(parts) or "none yet"
+
+
+def _why(counts: Any) -> str:
+    return f" ({_counts(counts)})" if counts else ""
+
+
+def _total(counts: Any) -> str:
+    return f"{sum(map(_number, counts.values())) if isinstance(counts, Mapping) else 0:,.0f}"
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

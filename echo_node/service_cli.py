@@ -1,0 +1,155 @@
+"""`echo-node service`: let the node run whenever its person is logged in, by systemd. It knows no node."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Run the node in the background, as a systemd user service.")
+_SECONDS = 90.0
+"""For systemd to do what it is told: a node that stops has a minute."""
+
+
+@app.command()
+def install(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="What comes after `echo-node join`, such as -- --role sampler RUN",
+            metavar="-- JOIN WORDS",
+            show_default=False,
+        ),
+    ],
+    *,
+    only_print: Annotated[bool, typer.Option("--print", help="Show the unit and change nothing.")] = False,
+) -> None:
+    """Write the service and start it. Installing it again with other words changes it."""
+    from echo_node.errors import ConfigError, StoreError, boundary
+    from echo_node.service import MARK, unit
+
+    role, complete = _checked(words)
+    text = unit(Path(sys.executable), complete, Path.cwd(), role)
+    if only_print:
+        typer.echo(text, nl=False)
+        return
+    file = _file()
+    with boundary(StoreError, f"writing {file}"):
+        if file.exists() and MARK not in file.read_text("utf-8", "replace"):
+            raise ConfigError(f"{file} is somebody else's", advice="move it away first")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(".new")
+        draft.write_text(text, "utf-8")
+        draft.replace(file)
+    typer.echo(f"the service is in {file}")
+    if not _manager_runs():
+        typer.echo(
+            "start it where systemd runs for you: systemctl --user daemon-reload && systemctl --user enable --now echo-node"
+        )
+        return
+    for command in (("daemon-reload",), ("enable", file.name), ("restart", file.name)):
+        _systemctl(*command)
+    typer.echo("it runs now and at each login: echo-node status, journalctl --user -u echo-node")
+    typer.echo("to keep it running while you are logged out: loginctl enable-linger")
+
+
+@app.command()
+def uninstall() -> None:
+    """Stop the service and remove it. The key and what the node holds stay."""
+    from echo_node.errors import ConfigError, StoreError, boundary
+    from echo_node.service import MARK
+
+    file = _file()
+    if not file.exists():
+        typer.echo(f"there is no service: {file} does not exist")
+        return
+    with boundary(StoreError, f"removing {file}"):
+        if MARK not in file.read_text("utf-8", "replace"):
+            raise ConfigError(f"{file} is somebody else's", advice="remove it by hand, if it is yours")
+        runs = _manager_runs()
+        if runs:
+            _systemctl("disable", "--now", file.name)
+        file.unlink()
+        if runs:
+            _systemctl("daemon-reload")
+    typer.echo("the service is stopped and removed" if runs else f"{file} is removed")
+
+
+@app.command()
+def status() -> None:
+    """Whether the service is installed and runs. Exit code 1 if it does not run."""
+    file = _file()
+    if not file.exists():
+        typer.echo("no service is installed: echo-node service install -- --role sampler RUN")
+        raise typer.Exit(1)
+    if not _manager_runs():
+        typer.echo(f"the service is in {file}, but systemd does not run for you here")
+        raise typer.Exit(1)
+    active, enabled = _systemctl_says("is-active", file.name), _systemctl_says("is-enabled", file.name)
+    typer.echo(
+        f"the service is {active}, and {enabled} at login: journalctl --user -u echo-node shows what it says"
+    )
+    if active != "active":
+        raise typer.Exit(1)
+
+
+def _checked(words: list[str]) -> tuple[str, list[str]]:
+    """The role, and the words with the state's folder, since the service may see another environment than this shell.
+
+    What `join` would refuse is refused now, not in a log that nobody reads.
+    """
+    from echo_node.config import state_home
+    from echo_node.errors import ConfigError
+    from echo_node.join_cli import join
+    from echo_node.joining import ROLES
+
+    told = words[1:] if words[:1] == ["join"] else words
+    parser = typer.Typer(add_completion=False)
+    parser.command()(join)
+    with typer.main.get_command(parser).make_context("echo-node service install --", list(told)) as parsed:
+        role, state = str(parsed.params["role"]), parsed.params["state"]
+    if role not in ROLES:
+        raise ConfigError(f"there is no role {role!r}", advice=f"take one of {', '.join(ROLES)}")
+    return role, list(told) if state is not None else ["--state", str(state_home()), *told]
+
+
+def _file() -> Path:
+    from echo_node.config import config_home
+    from echo_node.service import NAME
+
+    return config_home() / "systemd" / "user" / NAME
+
+
+def _manager_runs() -> bool:
+    import shutil
+
+    return shutil.which("systemctl") is not None and _run("show-environment").returncode == 0
+
+
+def _systemctl(*words: str) -> None:
+    from echo_node.errors import StoreError
+
+    done = _run(*words)
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        raise StoreError(
+            f"systemctl --user {' '.join(words)}: {said}", advice="journalctl --user -u echo-node says more"
+        )
+
+
+def _systemctl_says(*words: str) -> str:
+    from echo_node.errors import one_line
+
+    return one_line(_run(*words).stdout.strip()) or "unknown"
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    from echo_node.errors import StoreError, boundary
+
+    with boundary(StoreError, f"systemctl --user {' '.join(words)}"):
+        return subprocess.run(
+            ("systemctl", "--user", *words), capture_output=True, text=True, timeout=_SECONDS, check=False
+        )

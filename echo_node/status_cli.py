@@ -1,0 +1,212 @@
+"""`echo-node status`, `watch`, `pause`, `resume` and `leave`: a person and the node that runs. Rooms are imported when they run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from echo_node.keys_cli import State
+from echo_node.program import INTERRUPTED
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from echo_node.control.holdings import Forgetting
+    from echo_node.control.words import Row
+
+Json = Annotated[bool, typer.Option("--json", help="JSON, one object a line.")]
+
+
+def status(*, state: State = None, as_json: Json = False) -> None:
+    """What the node does, for whom, how fast, what was accepted, what was refused and why, and who can reach it.
+
+    If none runs, it says what is in the state folder and ends with exit code 1.
+    """
+    import time
+
+    from echo_node.control import holdings, words
+    from echo_node.control.asking import NobodyRunsError, ask
+
+    folder = _folder(state)
+    try:
+        snapshot = ask(folder, "status")
+    except NobodyRunsError as nobody:
+        held = holdings.look_into(folder)
+        if as_json:
+            typer.echo(json.dumps(held.told()))
+        else:
+            typer.echo(str(nobody))
+            _show(words.held_rows(held, time.time()))
+        raise typer.Exit(1) from None
+    if as_json:
+        typer.echo(json.dumps({"running": True, **snapshot}))
+    else:
+        _show(words.rows(snapshot))
+
+
+def watch(*, state: State = None, as_json: Json = False) -> None:
+    """The same as `status`, kept up to date until Ctrl-C or until the node ends."""
+    from rich.console import Console
+
+    from echo_node.config import no_color
+    from echo_node.control import words
+    from echo_node.control.asking import answers
+
+    console = Console(no_color=no_color())
+    try:
+        with closing(answers(_folder(state), "watch", steps=60, lines=5)) as snapshots:
+            if as_json:
+                for snapshot in snapshots:
+                    typer.echo(json.dumps(snapshot))
+            elif console.is_terminal:
+                _watch_live(console, snapshots)
+            else:
+                for text in _changes(words.line(snapshot) for snapshot in snapshots):
+                    typer.echo(text)
+    except KeyboardInterrupt:
+        typer.echo("stopped looking: the node goes on", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    typer.echo("the node has ended", err=True)
+
+
+def pause(*, state: State = None) -> None:
+    """Let the node begin nothing new until `resume`. It stays in the swarm, and what it has begun is finished."""
+    from echo_node.control.asking import ask
+
+    ask(_folder(state), "pause")
+    typer.echo("paused: echo-node resume goes on")
+
+
+def resume(*, state: State = None) -> None:
+    """Let the node go on after `pause`. Another reason to wait, such as the battery, stands."""
+    from echo_node.control.asking import ask
+
+    folder = _folder(state)
+    ask(folder, "resume")
+    paused = ask(folder, "status", steps=0, lines=0).get("phase") == "paused"
+    typer.echo("resumed by you, but still paused: echo-node status says why" if paused else "resumed")
+
+
+def leave(
+    *,
+    state: State = None,
+    forget_weights: Annotated[
+        bool,
+        typer.Option(
+            "--forget-weights", help="Afterwards remove the run's weights; they can be fetched again."
+        ),
+    ] = False,
+    forget_run: Annotated[
+        bool,
+        typer.Option("--forget-run", help="Afterwards remove all that is held of the run; the key stays."),
+    ] = False,
+    forget_everything: Annotated[
+        bool,
+        typer.Option(
+            "--forget-everything", help="Afterwards remove the state, and with it the key. Needs --yes."
+        ),
+    ] = False,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", help="Which run to forget, by the beginning of its id, if no node runs."),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove even the key, or what binds this node's word.")
+    ] = False,
+) -> None:
+    """Let the node say goodbye, deliver what it has made, and end. Nothing is removed unless it is asked for."""
+    from echo_node.control.asking import NobodyRunsError, ask, wait_until_ended
+    from echo_node.control.holdings import check_forgetting, forget
+    from echo_node.control.words import size
+
+    folder = _folder(state)
+    what = _forgetting(weights=forget_weights, run=forget_run, everything=forget_everything, yes=yes)
+    try:
+        in_run = (ask(folder, "status", steps=0, lines=0).get("run") or {}).get("id")
+        runs = True
+    except NobodyRunsError:
+        if what is None:
+            raise
+        in_run, runs = None, False
+    wanted = check_forgetting(folder, what, run or in_run, sure=yes) if what is not None else None
+    if runs:
+        ask(folder, "leave")
+        typer.echo("the node says goodbye and delivers what it has made", err=True)
+        wait_until_ended(folder)
+    typer.echo("the node has left" if runs else f"no node runs on {folder}")
+    if what is not None:
+        freed = forget(folder, what, wanted)
+        typer.echo(f"{_REMOVED[what].format((wanted or '')[:12])}: {size(freed)} freed")
+
+
+_REMOVED = {
+    "weights": "the weights of run {} are removed",
+    "run": "all that was held of run {} is removed",
+    "everything": "the state and its key are removed",
+}
+
+
+def _forgetting(*, weights: bool, run: bool, everything: bool, yes: bool) -> Forgetting | None:
+    from echo_node.errors import ConfigError
+
+    if weights + run + everything > 1:
+        raise ConfigError("only one thing can be forgotten at a time", advice="give one --forget option")
+    if everything and not yes:
+        raise ConfigError(
+            "--forget-everything removes the key too, and with it this node's identity",
+            advice="make a backup with echo-node keys backup, and then say --yes as well",
+        )
+    return "everything" if everything else "run" if run else "weights" if weights else None
+
+
+def _folder(state: Path | None) -> Path:
+    from echo_node.config import state_home
+
+    return (state or state_home()).absolute()
+
+
+def _show(rows: list[Row]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        typer.echo(f"  {name:<{width}}  {text}")
+
+
+def _changes(lines: Iterator[str]) -> Iterator[str]:
+    """Lines that say something else than the one before, whatever the time."""
+    before = ""
+    for text in lines:
+        said = text.partition("  ")[2]
+        if said != before:
+            yield text
+        before = said
+
+
+def _watch_live(console: Any, snapshots: Iterator[dict[str, Any]]) -> None:
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False) as live:
+        for snapshot in snapshots:
+            live.update(_panel(snapshot), refresh=True)
+
+
+def _panel(snapshot: dict[str, Any]) -> RenderableType:
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    from echo_node.control import words
+    from echo_node.errors import one_line
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column(overflow="fold")
+    for name, text in words.rows(snapshot):
+        grid.add_row(name, Text(text))
+    for each in snapshot.get("log", [])[-5:]:
+        grid.add_row("", Text(one_line(str(each.get("words", ""))), style="dim"))
+    return Panel(grid, title="echo-node", subtitle="Ctrl-C stops looking, not the node")
