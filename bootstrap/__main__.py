@@ -59,10 +59,8 @@ def seed(
         seeds=tuple(seeds or ()),
         book=data / "peers.sqlite",
         lan=lan,
-        connections=600,
-        public=None if ask else True,
         announce=tuple(announce or ()),
-    )
+    ).of_a_seed(public=None if ask else True)
     trio.run(partial(_run, load_or_create(data / "key"), settings, as_json=as_json))
 
 

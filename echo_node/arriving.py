@@ -14,7 +14,7 @@ from typing import Final
 
 import trio
 
-from echo_node.errors import ConfigError, PeerError, boundary
+from echo_node.errors import ConfigError, EchoError, PeerError, StoreError, boundary
 from echo_node.net.base import Network
 from echo_node.net.blobs.blobs import Blobs
 from echo_node.net.blobs.holders import Want
@@ -65,7 +65,7 @@ async def _patiently(work: Callable[[], object], tell: Callable[[str], None]) ->
     while True:
         try:
             await work()  # type: ignore[misc] # a coroutine
-        except PeerError as error:
+        except (PeerError, StoreError) as error:
             pause = ARRIVE_PAUSES[min(tries, len(ARRIVE_PAUSES) - 1)]
             tries += 1
             tell(f"{error}; next try in {pause:g} s")
@@ -126,9 +126,15 @@ async def _fetch_weights(
                 advice="make room, or give a folder on another disk with --state",
             )
         puller = Puller(network, store, named=_helpers(network, manifest.message), tell=say)
+        failed: EchoError | None = None
         async with puller.work():
             await puller.hearing.wait_for_newer(None)
-            await puller.pull()
+            try:
+                await puller.pull()
+            except (PeerError, StoreError) as error:  # raised below, as itself and not in a nursery's group
+                failed = error
+        if failed is not None:
+            raise failed
 
         def write() -> None:
             draft = model / f"{_WEIGHTS}.part"

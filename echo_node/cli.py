@@ -24,6 +24,8 @@ from echo_node import (
     keys_cli,
     program,
     run_cli,
+    service_cli,
+    status_cli,
     verifier_cli,
     weights_cli,
 )
@@ -41,7 +43,10 @@ app.add_typer(weights_cli.app, name="weights")
 app.add_typer(verifier_cli.app, name="verifier")
 app.add_typer(run_cli.app, name="run")
 app.add_typer(keys_cli.app, name="keys")
+app.add_typer(service_cli.app, name="service")
 app.command()(join_cli.join)
+for _command in (status_cli.status, status_cli.watch, status_cli.pause, status_cli.resume, status_cli.leave):
+    app.command()(_command)
 app.command()(engines_cli.engines)
 app.command()(doctor_cli.doctor)
 

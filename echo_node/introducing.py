@@ -85,12 +85,16 @@ async def _look_for(network: Network, run: bytes) -> Opened[Manifest]:
 
 
 async def open_runs(network: Network) -> list[Opened[Manifest]]:
-    """Runs that anybody may join, as far as their trainers can be found, sorted by name."""
+    """Runs that anybody may join, as far as their trainers can be found, sorted by name. None, if none is found for a while."""
     found: dict[bytes, Opened[Manifest]] = {}
-    for peer in await network.find(topics.role_key(ZERO, "trainer"), SEVERAL):
-        manifest = await _ask(network, peer, ZERO)
-        if manifest is not None:
-            found[manifest.id] = manifest
+    with trio.move_on_after(LOOK_SECONDS):
+        while not found:
+            for peer in await network.find(topics.role_key(ZERO, "trainer"), SEVERAL):
+                manifest = await _ask(network, peer, ZERO)
+                if manifest is not None:
+                    found[manifest.id] = manifest
+            if not found:  # seeds may not have been reached yet
+                await trio.sleep(PAUSE)
     return sorted(found.values(), key=lambda each: (each.message.name, each.id))
 
 

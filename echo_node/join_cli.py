@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sys
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Final
 
+import click
 import typer
 
 from echo_node.keys_cli import State
 
+if TYPE_CHECKING:
+    from protocol import Manifest, Opened
+
+DEVICES: Final = ("auto", "cpu", "cuda", "mps")
+
 
 def join(
     run: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
-            help="A run's folder, or its manifest's file. A bootstrap needs none.",
+            help="An echo: link, a run's id, its folder, its manifest's file or its TOML file; one of the open runs if"
+            " left out. A bootstrap needs none.",
             metavar="[RUN]",
             show_default=False,
         ),
@@ -72,6 +82,43 @@ def join(
             " three electors are named: else a trainer that stands by asks by itself."
         ),
     ] = False,
+    device: Annotated[
+        str, typer.Option(help="Where the engine computes: auto, cpu, cuda or mps.", show_default=False)
+    ] = "auto",
+    max_memory: Annotated[
+        str | None, typer.Option(help="The most that the engine may take, such as 4GB.", show_default=False)
+    ] = None,
+    max_disk: Annotated[
+        str | None, typer.Option(help="The most that the state may take, such as 20GB.", show_default=False)
+    ] = None,
+    max_up: Annotated[
+        str | None,
+        typer.Option(help="The most of weights that is sent a second, such as 2MB.", show_default=False),
+    ] = None,
+    max_down: Annotated[
+        str | None,
+        typer.Option(help="The most of weights that is fetched a second, such as 5MB.", show_default=False),
+    ] = None,
+    nice: Annotated[
+        int, typer.Option(min=0, max=19, help="How far to give way to the machine's other work, up to 19.")
+    ] = 0,
+    battery: Annotated[bool, typer.Option(help="Go on while the machine is on battery.")] = False,
+    page: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="The port of the page about this node, on this machine only; 0 for any. On a terminal it is 8420.",
+            show_default=False,
+        ),
+    ] = None,
+    no_page: Annotated[bool, typer.Option("--no-page", help="No page.")] = False,
+    page_buttons: Annotated[
+        bool, typer.Option(help="Let the page pause the node, for whoever has the address that is printed.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Work for a run that was found on the network without asking.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Say what happens as lines of JSON on standard output.")
     ] = False,
@@ -81,20 +128,26 @@ def join(
     Ctrl-C or SIGTERM ends it in order; a second one at once. The key, the weights and whatever is not delivered yet are
     kept in the state's folder, and the next start goes on from there.
     """
+    from echo_node.allowance import Allowance, amount
     from echo_node.config import state_home
     from echo_node.errors import ConfigError
-    from echo_node.joining import ROLES, Events, Wishes
+    from echo_node.events import Events
+    from echo_node.joining import ROLES, Wishes
     from echo_node.joining import join as take_part
 
     chosen = next((each for each in ROLES if each == role), None)
     if chosen is None:
         raise ConfigError(f"there is no role {role!r}", advice=f"take one of {', '.join(ROLES)}")
+    if nproc > 1 and chosen != "trainer":
+        raise ConfigError(f"a {chosen} computes in one process", advice="--nproc is for trainers")
+    if device not in DEVICES:
+        raise ConfigError(f"there is no device {device!r}", advice=f"take one of {', '.join(DEVICES)}")
     wishes = Wishes(
         role=chosen,
         state=(state or state_home()).absolute(),
         run=run,
         model=model,
-        seeds=tuple(seeds or ()),
+        seeds=tuple(seeds or _public_seeds(run)),
         listen=tuple(listen or ("/ip4/0.0.0.0/tcp/0",)),
         announce=tuple(announce or ()),
         lan=lan,
@@ -104,12 +157,93 @@ def join(
         steps=steps,
         first_samplers=first_samplers,
         promote=promote,
+        allowance=Allowance(
+            memory=amount(max_memory, "--max-memory"),
+            disk=amount(max_disk, "--max-disk"),
+            up=amount(max_up, "--max-up"),
+            down=amount(max_down, "--max-down"),
+            device=device,
+        ),
+        battery=not battery,
+        page=_page(page, no_page=no_page, as_json=as_json),
+        page_token=page_buttons,
+        agree=_say_yes if yes else agree,
+        choose=choose,
     )
-    if nproc > 1 and chosen != "trainer":
-        raise ConfigError(f"a {chosen} computes in one process", advice="--nproc is for trainers")
+    os.nice(nice)
     if chosen == "trainer" and not _is_the_peer(nproc):
         return
-    take_part(wishes, Events(as_json, typer.echo))
+    take_part(wishes, Events(as_json, typer.echo, aside=partial(typer.echo, err=True)))
+
+
+def _public_seeds(run: str | None) -> tuple[str, ...]:
+    """Where to knock when the person names nobody: a run's folder or link has its own."""
+    if run is not None and not _is_id(run):
+        return ()
+    from bootstrap import public_seeds
+
+    return public_seeds()
+
+
+def _is_id(run: str) -> bool:
+    return len(run) == 64 and not set(run.lower()) - set("0123456789abcdef")
+
+
+def _page(port: int | None, *, no_page: bool, as_json: bool) -> int | None:
+    """The page's port. Nobody looks at a page that no terminal has named."""
+    from importlib.util import find_spec
+
+    from echo_node.dashboard import PORT
+    from echo_node.errors import ConfigError
+
+    if no_page and port is not None:
+        raise ConfigError("--page and --no-page contradict each other", advice="leave one of them out")
+    if no_page or port is not None:
+        return port
+    can = sys.stdout.isatty() and not as_json and find_spec("starlette") is not None
+    return (PORT if _is_free(PORT) else 0) if can else None
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return tried.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _say_yes(manifest: Opened[Manifest]) -> bool:  # noqa: ARG001 - whatever it is
+    return True
+
+
+def agree(manifest: Opened[Manifest]) -> bool:
+    """Show whose run it is and what code it brings to this machine, and ask."""
+    from echo_node.errors import ConfigError, one_line
+    from protocol import peer_id
+
+    told = manifest.message
+    typer.echo(f"run {manifest.id.hex()}: {one_line(told.name)}", err=True)
+    typer.echo(f"  by {peer_id(manifest.signer)}", err=True)
+    typer.echo(
+        f"  its prompts and rewards are made by the contract {one_line(told.contract.name)}"
+        f" {one_line(told.contract.version)}, installed on this machine, in a jail",
+        err=True,
+    )
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is there to agree to this run", advice="add --yes")
+    return typer.confirm("Work for it?", default=True, err=True)
+
+
+def choose(runs: Sequence[Opened[Manifest]]) -> Opened[Manifest]:
+    """Which of the open runs a person means."""
+    from echo_node.errors import ConfigError, one_line
+
+    if len(runs) == 1:
+        return runs[0]
+    for number, run in enumerate(runs, 1):
+        typer.echo(f"{number:>3}  {one_line(run.message.name)}  {run.id.hex()}", err=True)
+    if not sys.stdin.isatty():
+        raise ConfigError("several runs are open, and nobody chooses", advice="give the id of one of them")
+    wanted: int = typer.prompt("Which one?", type=click.IntRange(1, len(runs)), default=1, err=True)
+    return runs[wanted - 1]
 
 
 def _is_the_peer(nproc: int) -> bool:

@@ -1,18 +1,16 @@
-"""A node on the real network, from a person's word to its end: the run is opened, the state locked, the swarm joined, the
-role done, and what happens is told as events, one after the other.
+"""A node on the real network, from a person's word to its end: the state locked, the swarm joined, the run found and opened,
+the role done, and what happens told as events, one after the other.
 
 It puts rooms together that do the work, and does none of it.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
-import time
+import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -20,38 +18,49 @@ from typing import Any, Final, Literal, TypeAlias
 import trio
 
 from echo_node import program, state
-from echo_node.board import Board
+from echo_node.allowance import EVERYTHING, Allowance
+from echo_node.arriving import arrive
+from echo_node.control.serving import NodeHand, under_control
 from echo_node.errors import ConfigError
+from echo_node.events import Events, ToldSteps, tell_progress
 from echo_node.ledger import Ledger
-from echo_node.metrics import Records, StepRecord
+from echo_node.metrics import Records
 from echo_node.net.libp2p import Libp2pNetwork, SwarmSettings, join_swarm
 from echo_node.node import Node
+from echo_node.pausing import Gate
 from echo_node.run import Run, read_model
-from echo_node.runfile import open_run
-from echo_node.state import StateFolder
+from echo_node.runfile import model_folder, open_run
+from echo_node.seeking import Choose, Sought, meant, seek
+from echo_node.state import StateFolder, backup_reminder
+from echo_node.threads import run_abandonable
 from echo_node.weights.state import layout_of
-from protocol import Identity, peer_id
+from protocol import Identity, Manifest, Opened, peer_id
 
 Role: TypeAlias = Literal["sampler", "trainer", "verifier", "bootstrap"]
 ROLES: Final[tuple[Role, ...]] = ("sampler", "trainer", "verifier", "bootstrap")
-SEED_CONNECTIONS: Final = 600
-PROGRESS_SECONDS: Final = 1.0
-"""Between two looks at how it goes."""
-WORDS_EVERY: Final = 10
-"""So many looks are one line for a person."""
-ALONE: Final = 15
-"""Looks without a single peer, after which a person should hear of it."""
 WITHOUT_END: Final = 1_000_000_000
 """Steps of a trainer that is not told how many to take."""
 
 
+def _first(runs: Any) -> Opened[Manifest]:
+    return runs[0]  # type: ignore[no-any-return]
+
+
+def _agree(_manifest: Opened[Manifest]) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a person asks for when a node joins. `run` is a run's folder or its manifest's file; a bootstrap needs none."""
+    """What a person asks for when a node joins. `run` is what `echo_node.seeking` reads; a bootstrap needs none.
+
+    `page` is the port of the page, 0 for any that is free, none for no page. `agree` is asked whether to work for a run
+    that was found on the network, and `choose` which of several.
+    """
 
     role: Role
     state: Path
-    run: Path | None = None
+    run: str | None = None
     model: str | None = None
     seeds: tuple[str, ...] = ()
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
@@ -63,121 +72,227 @@ class Wishes:
     steps: int | None = None
     first_samplers: int = 1
     promote: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Events:
-    """What happens, for whoever reads it: one JSON object a line, or words. The board keeps it."""
-
-    as_json: bool
-    write: Callable[[str], None] = field(repr=False)
-    board: Board = field(default_factory=Board, repr=False)
-
-    def tell(self, event: str, words: str, **more: Any) -> None:
-        """An event in words and, beside them, its figures. Without words it is for programs alone."""
-        self.board.hear(event, words, more)
-        if self.as_json:
-            self.write(json.dumps({"event": event, "at": round(time.time(), 3), **more}))
-        elif words:
-            self.write(words)
-
-
-@dataclass(frozen=True, slots=True)
-class ToldSteps:
-    """A writer of records that tells each step as an event."""
-
-    events: Events
-
-    def write(self, record: StepRecord) -> None:
-        ages = {str(age): count for age, count in sorted(record.staleness.items())}
-        self.events.tell(
-            "step",
-            f"step {record.step}: reward {record.reward:.3f}, version {record.version}",
-            step=record.step,
-            version=record.version,
-            head=record.head.hex(),
-            reward=record.reward,
-            spread=record.spread,
-            loss=record.loss,
-            tokens=record.tokens,
-            bytes_in=record.bytes_in,
-            bytes_out=record.bytes_out,
-            dropped=record.dropped,
-            staleness=ages,
-            samplers={peer_id(key): count for key, count in sorted(record.by_sampler.items())},
-            heads=sorted({group.head.hex() for group in record.groups}),
-            waited_seconds=round(record.waited_seconds, 3),
-            step_seconds=round(record.step_seconds, 3),
-        )
-
-    def close(self) -> None:
-        return
-
-
-class Place:
-    """This node's place in the swarm, once it has one."""
-
-    def __init__(self, settings: SwarmSettings, events: Events) -> None:
-        self._settings = settings
-        self._events = events
-        self.network: Libp2pNetwork | None = None
-
-    @asynccontextmanager
-    async def take(self, identity: Identity) -> AsyncGenerator[Libp2pNetwork]:
-        async with join_swarm(identity, self._settings) as network:
-            self.network = network
-            found = network.addresses
-            words = f"others reach it at {', '.join(found) or 'no address yet'}"
-            self._events.tell("listening", words, addresses=found)
-            yield network
+    allowance: Allowance = EVERYTHING
+    battery: bool = True
+    page: int | None = None
+    page_token: bool = False
+    agree: Callable[[Opened[Manifest]], bool] = _agree
+    choose: Choose = _first
 
 
 def join(wishes: Wishes, events: Events) -> None:
     """Take part until the work is done or somebody says stop. What cannot be is an `EchoError`."""
     with state.opened(wishes.state) as place:
-        identity = place.identity()
+        session = _Session(wishes, place, events)
         if wishes.role == "bootstrap":
-            settings = _settings(wishes, place, connections=SEED_CONNECTIONS, public=True)
-            _started(events, wishes, identity, {})
-            trio.run(partial(_seed, identity, settings, events))
+            session.start()
+            trio.run(session.seed)
             return
-        if wishes.run is None:
-            raise ConfigError("a run is missing", advice="give a run's folder or its manifest's file")
-        with closing(open_run(wishes.run, wishes.model)) as run:
-            _check(wishes, run, identity)
-            settings = _settings(wishes, place, seeds=(*wishes.seeds, *run.told.seeds))
-            _started(events, wishes, identity, {"run": run.id.hex(), "name": run.told.name})
-            events.board.describe_run(_in_short(run))
-            trio.run(partial(_take_part, wishes, run, identity, settings, place.run(run.id), events))
+        found = meant(wishes.run, session.identity)
+        if isinstance(found, Sought):
+            session.check_that_somebody_can_be_asked(found)
+            session.start()
+            trio.run(session.take_part, found)
+            return
+        with closing(open_run(found, wishes.model)) as run:
+            session.check(run.told)
+            session.start(run)
+            trio.run(session.take_part, run)
 
 
-def _settings(
-    wishes: Wishes, place: StateFolder, *, seeds: tuple[str, ...] | None = None, **more: Any
-) -> SwarmSettings:
-    return SwarmSettings(
-        listen=wishes.listen,
-        seeds=wishes.seeds if seeds is None else tuple(dict.fromkeys(seeds)),
-        book=place.book,
-        lan=wishes.lan,
-        announce=wishes.announce,
-        **more,
-    )
+class _Session:
+    """One node, from its start to its end."""
 
+    def __init__(self, wishes: Wishes, place: StateFolder, events: Events) -> None:
+        self._wishes = wishes
+        self._place = place
+        self._events = events
+        self._gate = Gate(events.tell)
+        self._node: Node | None = None
+        self.identity = place.identity()
 
-def _check(wishes: Wishes, run: Run, identity: Identity) -> None:
-    """What can be known before anything is started."""
-    named = {"trainer": run.told.trainers, "verifier": run.told.verifiers}.get(wishes.role)
-    if named is not None and identity.public not in named:
+    def check(self, told: Manifest) -> None:
+        """What can be known before anything is done."""
+        role, engine = self._wishes.role, self._wishes.engine
+        named = {"trainer": told.trainers, "verifier": told.verifiers}.get(role)
+        if named is not None and self.identity.public not in named:
+            raise ConfigError(
+                f"the key {self.identity.peer_id} is none of the run's {role}s",
+                advice=f"its author must name it, or --state must be the folder of one of {len(named)} that are named",
+            )
+        allowed = [tolerance.engine for tolerance in told.engines]
+        if engine is not None and engine not in allowed:
+            raise ConfigError(
+                f"this run does not take groups of the engine class {engine}",
+                advice=f"take one of {', '.join(allowed)}",
+            )
+
+    def check_that_somebody_can_be_asked(self, sought: Sought) -> None:
+        if self._wishes.seeds or sought.seeds or self._wishes.lan or self._place.book.exists():
+            return
+        what = "a run is missing" if sought.id is None else "that run has to be asked for"
         raise ConfigError(
-            f"the key {identity.peer_id} is none of the run's {wishes.role}s",
-            advice=f"its author must name it, or --state must be the folder of one of {len(named)} that are named",
+            f"{what}, and nobody is known who could be asked",
+            advice="give a link, a run's folder or its manifest's file, or a node to ask by --seed",
         )
-    allowed = [tolerance.engine for tolerance in run.told.engines]
-    if wishes.engine is not None and wishes.engine not in allowed:
-        raise ConfigError(
-            f"this run does not take groups of the engine class {wishes.engine}",
-            advice=f"take one of {', '.join(allowed)}",
+
+    def start(self, run: Run | None = None) -> None:
+        wishes = self._wishes
+        of: Mapping[str, str] = {"run": run.id.hex(), "name": run.told.name} if run else {}
+        self._events.tell(
+            "started",
+            f"{wishes.role}{f' of {run.told.name}' if run else ''}: this node is {self.identity.peer_id}, "
+            f"its state is in {wishes.state}",
+            role=wishes.role,
+            peer_id=self.identity.peer_id,
+            state=str(wishes.state),
+            **of,
         )
+
+    async def seed(self) -> None:
+        """Be a node that others meet at."""
+        async with self._at_home(self._settings().of_a_seed()):
+            await _sit()
+        self._events.tell("stopped", "stopped", finished=False)
+
+    async def take_part(self, what: Run | Sought) -> None:
+        """Do the role in a run, which is open already or has to be found first."""
+        finished = False
+        seeds = what.told.seeds if isinstance(what, Run) else what.seeds
+        async with self._at_home(self._settings(*seeds)) as network:
+            if isinstance(what, Run):
+                await self._work(what, network)
+            else:
+                run = await self._find(what, network)
+                with closing(run):
+                    await self._work(run, network)
+            finished = True
+        self._events.tell("stopped", "the steps are done" if finished else "stopped", finished=finished)
+
+    # A place in the swarm
+
+    def _settings(self, *seeds: str) -> SwarmSettings:
+        wishes = self._wishes
+        return SwarmSettings(
+            listen=wishes.listen,
+            seeds=tuple(dict.fromkeys((*wishes.seeds, *seeds))),
+            book=self._place.book,
+            lan=wishes.lan,
+            announce=wishes.announce,
+        )
+
+    @asynccontextmanager
+    async def _at_home(self, settings: SwarmSettings) -> AsyncGenerator[Libp2pNetwork]:
+        """Joined to the swarm, and within a person's reach: by signals, the control socket, and the page if it is wanted."""
+        wishes, board = self._wishes, self._events.board
+        async with (
+            under_control(
+                wishes.state, board, self._gate, waiting=self._waiting, battery=wishes.battery
+            ) as hand,
+            program.until_told_to_stop(first=None if wishes.role == "bootstrap" else hand.leave),
+            self._page(hand),
+            join_swarm(self.identity, settings) as network,
+        ):
+            found = network.addresses
+            words = f"others reach it at {', '.join(found) or 'no address yet'}"
+            self._events.tell("listening", words, addresses=found)
+            if not self._events.as_json and (reminder := backup_reminder(self._place)) is not None:
+                self._events.aside(reminder)
+            yield network
+
+    def _waiting(self) -> int:
+        """Groups that are made and not yet delivered."""
+        if self._node is None or self._wishes.role != "sampler":
+            return 0
+        return int(self._node.status().get("waiting", 0))
+
+    @asynccontextmanager
+    async def _page(self, hand: NodeHand) -> AsyncGenerator[None]:
+        wishes = self._wishes
+        if wishes.page is None:
+            yield
+            return
+        from echo_node.dashboard import serve_page  # noqa: PLC0415 - an extra
+
+        token = secrets.token_urlsafe(16) if wishes.page_token else None
+        serve = partial(serve_page, self._events.board, port=wishes.page, token=token, control=hand)
+        async with trio.open_nursery() as nursery:
+            url = await nursery.start(serve)
+            shown = f"{url}#token={token}" if token else url
+            self._events.tell("page", f"the page is at {shown}", url=url)
+            yield
+            nursery.cancel_scope.cancel()
+
+    # The run
+
+    async def _find(self, sought: Sought, network: Libp2pNetwork) -> Run:
+        """A run that peers know of: its manifest, a person's word, and what else it takes to work in it."""
+        wishes, tell = self._wishes, self._events.tell
+        tell("seeking", "looking for the run among peers")
+        manifest = await seek(network, sought, wishes.choose)
+        self.check(manifest.message)
+        if not await run_abandonable(partial(wishes.agree, manifest)):
+            raise ConfigError("the run was not agreed to", advice="nothing was fetched and nothing was run")
+        folder = self._place.run(manifest.id)
+        if wishes.model is None:
+            model = await arrive(
+                network,
+                manifest,
+                folder,
+                link=sought.link,
+                tell=lambda words: tell("fetching", words, text=words),
+            )
+        else:
+            model = await trio.to_thread.run_sync(model_folder, wishes.model)
+        run = await trio.to_thread.run_sync(Run.open, manifest.sealed, model)
+        tell(
+            "found",
+            f"run {run.told.name}, by {peer_id(manifest.signer)}",
+            run=run.id.hex(),
+            name=run.told.name,
+        )
+        return run
+
+    async def _work(self, run: Run, network: Libp2pNetwork) -> None:
+        folder = self._place.run(run.id)
+        self._events.board.describe_run(_in_short(run))
+
+        def here(_identity: Identity) -> AbstractAsyncContextManager[Libp2pNetwork]:
+            return nullcontext(network)
+
+        self._node = node = Node(
+            run,
+            self.identity,
+            here,
+            folder=folder,
+            spread="speed",
+            gate=self._gate,
+            allowance=self._wishes.allowance,
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell_progress, node, network, self._events)
+            await self._do_role(node, folder)
+            nursery.cancel_scope.cancel()
+
+    async def _do_role(self, node: Node, folder: Path) -> None:
+        wishes = self._wishes
+        if wishes.role == "trainer":
+            await node.train(
+                wishes.steps or WITHOUT_END,
+                records=Records(writers=[ToldSteps(self._events)]),
+                first_samplers=wishes.first_samplers,
+                threads=wishes.threads or 1,
+                promote=wishes.promote,
+            )
+        elif wishes.role == "verifier":
+            with Ledger(folder / "ledger.sqlite") as ledger:
+                await node.verify(threads=wishes.threads, ledger=ledger)
+        else:
+            await node.sample(slots_per_call=wishes.slots, engine_class=wishes.engine, threads=wishes.threads)
+
+
+async def _sit() -> None:
+    await trio.sleep_forever()
 
 
 def _in_short(run: Run) -> dict[str, Any]:
@@ -193,89 +308,3 @@ def _in_short(run: Run) -> dict[str, Any]:
         "model_bytes": 2
         * sum(math.prod(tensor.shape) for tensor in layout_of(read_model(run.folder)).tensors),
     }
-
-
-def _started(events: Events, wishes: Wishes, identity: Identity, run: Mapping[str, str]) -> None:
-    of = f" of {run['name']}" if run else ""
-    events.tell(
-        "started",
-        f"{wishes.role}{of}: this node is {identity.peer_id}, its state is in {wishes.state}",
-        role=wishes.role,
-        peer_id=identity.peer_id,
-        state=str(wishes.state),
-        **run,
-    )
-
-
-async def _seed(identity: Identity, settings: SwarmSettings, events: Events) -> None:
-    async with program.until_told_to_stop(), Place(settings, events).take(identity):
-        await _sit()
-    events.tell("stopped", "stopped", finished=False)
-
-
-async def _sit() -> None:
-    await trio.sleep_forever()
-
-
-async def _take_part(
-    wishes: Wishes, run: Run, identity: Identity, settings: SwarmSettings, folder: Path, events: Events
-) -> None:
-    place = Place(settings, events)
-    node = Node(run, identity, place.take, folder=folder, spread="speed")
-    finished = False
-    async with program.until_told_to_stop(), trio.open_nursery() as nursery:
-        nursery.start_soon(_tell_progress, node, place, events)
-        await _work(wishes, node, folder, events)
-        finished = True
-        nursery.cancel_scope.cancel()
-    events.tell("stopped", "the steps are done" if finished else "stopped", finished=finished)
-
-
-async def _work(wishes: Wishes, node: Node, folder: Path, events: Events) -> None:
-    if wishes.role == "trainer":
-        await node.train(
-            wishes.steps or WITHOUT_END,
-            records=Records(writers=[ToldSteps(events)]),
-            first_samplers=wishes.first_samplers,
-            threads=wishes.threads or 1,
-            promote=wishes.promote,
-        )
-    elif wishes.role == "verifier":
-        with Ledger(folder / "ledger.sqlite") as ledger:
-            await node.verify(threads=wishes.threads, ledger=ledger)
-    else:
-        await node.sample(slots_per_call=wishes.slots, engine_class=wishes.engine, threads=wishes.threads)
-
-
-async def _tell_progress(node: Node, place: Place, events: Events) -> None:
-    """Say how it goes whenever that has changed, and once that this node has joined. People hear of it less often."""
-    before: dict[str, Any] = {}
-    joined = False
-    alone = 0
-    for second in itertools.count(1):
-        await trio.sleep(PROGRESS_SECONDS)
-        if place.network is None:
-            continue
-        now = {"peers": len(place.network.peers()), **node.status()}
-        events.board.describe_swarm(node.swarm(place.network), place.network.reach.one_line())
-        alone = 0 if now["peers"] else alone + 1
-        if alone == ALONE:
-            events.tell(
-                "alone", "nobody can be reached: does a seed of the run's swarm run? give it by --seed"
-            )
-        if now.get("joined") and not joined:
-            joined = True
-            events.tell("joined", "this node is in the roster, and samples", version=now["version"])
-        if now != before:
-            events.tell("progress", _in_words(now) if second % WORDS_EVERY == 0 else "", **now)
-        before = now
-
-
-def _in_words(now: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in now.items())
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return "(" + ", ".join(f"{inner} {name}" for name, inner in value.items()) + ")" if value else "none"
-    return str(value)

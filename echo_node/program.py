@@ -40,8 +40,10 @@ def run(app: Callable[[], object], name: str) -> None:
 
 
 @asynccontextmanager
-async def until_told_to_stop() -> AsyncGenerator[None]:
-    """The block is cancelled at the first SIGINT or SIGTERM; at the second one the process ends at once."""
+async def until_told_to_stop(first: Callable[[], object] | None = None) -> AsyncGenerator[None]:
+    """The block is cancelled at the first SIGINT or SIGTERM, or `first` is called, which sees to its end in good order; at
+    the second one the process ends at once.
+    """
 
     async def listen() -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -50,7 +52,7 @@ async def until_told_to_stop() -> AsyncGenerator[None]:
                 told += 1
                 if told > 1:
                     os._exit(INTERRUPTED)
-                block.cancel()
+                (first or block.cancel)()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listen)

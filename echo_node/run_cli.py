@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -23,6 +23,33 @@ Named = Annotated[
     typer.Argument(help="A run's folder, or its manifest's file.", metavar="RUN", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
+
+
+MEANINGS: Final = {
+    "run": "the hash of the manifest: whoever has it can check everything else",
+    "author": "whose key has sealed the manifest",
+    "model": "what is trained; its first weights are named by their hash",
+    "contract": "the plug-in that makes prompts and rewards; it runs in a jail",
+    "mode": "async: samplers push without waiting. sequential: the trainer asks, and every group is of the newest version",
+    "async_from": "before this version the run is sequential; none: always",
+    "staleness": "a group may be trained on if its policy is at most so many steps old",
+    "head_every": "so many steps are one version",
+    "in_flight": "whether new weights go into completions that run",
+    "group_size": "completions of one prompt, which are compared with each other",
+    "max_prompt": "tokens of a prompt, at most",
+    "max_tokens": "tokens of a completion, at most",
+    "temperature": "at which every completion is drawn",
+    "algorithm": "how weights follow from rewards",
+    "numbers": "those of the algorithm that differ from its defaults",
+    "engines": "classes of engines that may sample, each with its own tolerance",
+    "verification": "whose word counts before a group is used: the trainer's own looks at a share (self), so many"
+    " verifiers (quorum), or a drawn part, with a bound on the rest (sampled)",
+    "terms": "how often the leader says that it is there, and after how much silence another may lead",
+    "electors": "who votes on the next leader; fewer than three, and the operator promotes by hand",
+    "trainers": "the first one leads, the others stand by",
+    "verifiers": "whose verdicts count",
+    "seeds": "where newcomers knock",
+}
 
 
 @app.command()
@@ -63,8 +90,13 @@ def new(
 
 
 @app.command()
-def show(run: Named, *, as_json: Json = False) -> None:
-    """What a run is: who leads it, what is learnt, and by which numbers."""
+def show(
+    run: Named,
+    *,
+    explain: Annotated[bool, typer.Option(help="Say what each of it means.")] = True,
+    as_json: Json = False,
+) -> None:
+    """What a run is: who leads it, what is learnt, and by which numbers, each with its meaning."""
     from echo_node.errors import one_line
     from echo_node.runfile import read_manifest
 
@@ -74,6 +106,8 @@ def show(run: Named, *, as_json: Json = False) -> None:
         return
     for name, value in told.items():
         typer.echo(f"{name + ':':<14} {one_line(_words(value))}")
+        if explain and name in MEANINGS:
+            typer.echo(f"{'':<14}   {MEANINGS[name]}")
 
 
 @app.command()
@@ -88,7 +122,10 @@ def link(
     ] = None,
     state: State = None,
 ) -> None:
-    """A link to a run as it stands: its id, the newest head that this node knows, and where to knock."""
+    """A link to a run as it stands: its id, a recent head, and where to knock.
+
+    The head is the newest whose weights can be had whole: a newcomer accepts nothing that is older.
+    """
     from echo_node.config import state_home
     from echo_node.errors import ConfigError, boundary
     from echo_node.runfile import read_manifest
@@ -99,7 +136,9 @@ def link(
     manifest = read_manifest(run)
     heads = prepared(state or state_home()).run(manifest.id) / "weights" / "heads"
     journal = Journal(heads, Rules.of(manifest), None, durable=False) if heads.is_dir() else None
-    tip = journal.follower.tip if journal else None
+    known = journal.follower.heads if journal else ()
+    whole = [head for head in known if head.message.anchor is not None]
+    tip = next(reversed(whole or known), None)
     if tip is None:
         raise ConfigError(
             "a link names a head of the run, and this node knows none",
@@ -114,6 +153,45 @@ def link(
             version=tip.message.version,
         )
         typer.echo(str(made))
+
+
+@app.command("open")
+def open_(run: Named, *, state: State = None) -> None:
+    """Let anybody find a run of which this node is a trainer: it joins the list that newcomers choose from.
+
+    It takes effect within seconds, also while the trainer runs.
+    """
+    from echo_node.node import OPEN
+
+    manifest, folder = _own(run, state)
+    (folder / OPEN).touch()
+    typer.echo(f"{manifest.message.name} is open: while its trainer runs, anybody may find it")
+
+
+@app.command()
+def close(run: Named, *, state: State = None) -> None:
+    """Take a run off the list that newcomers choose from. Who has joined stays, and its links and its id still work."""
+    from echo_node.node import OPEN
+
+    manifest, folder = _own(run, state)
+    (folder / OPEN).unlink(missing_ok=True)
+    typer.echo(f"{manifest.message.name} is closed: only who has its link or its id finds it")
+
+
+def _own(run: Path, state: Path | None) -> tuple[Opened[Manifest], Path]:
+    """A run that this node leads, and the folder of what it holds of it."""
+    from echo_node.config import state_home
+    from echo_node.errors import ConfigError
+    from echo_node.runfile import read_manifest
+    from echo_node.state import prepared
+
+    manifest, place = read_manifest(run), prepared(state or state_home())
+    if place.identity().public not in manifest.message.trainers:
+        raise ConfigError(
+            f"this node is no trainer of {manifest.message.name}",
+            advice="only a trainer can open or close a run: give the trainer's --state",
+        )
+    return manifest, place.run(manifest.id)
 
 
 def described(manifest: Opened[Manifest]) -> dict[str, Any]:
@@ -132,6 +210,7 @@ def described(manifest: Opened[Manifest]) -> dict[str, Any]:
         "mode": "sequential" if sync.async_from is None else "async",
         "async_from": sync.async_from,
         "staleness": sync.staleness,
+        "head_every": sync.head_every,
         "in_flight": sync.in_flight,
         "group_size": told.sampling.group_size,
         "max_prompt": told.sampling.max_prompt,
@@ -140,6 +219,13 @@ def described(manifest: Opened[Manifest]) -> dict[str, Any]:
         "algorithm": f"{told.algorithm.name} {told.algorithm.version}",
         "numbers": dict(told.algorithm.params),
         "engines": [tolerance.engine for tolerance in told.engines],
+        "verification": {
+            "policy": told.verification.policy,
+            "quorum": told.verification.quorum,
+            "share": told.verification.share,
+        },
+        "terms": {"heartbeat_ms": told.terms.heartbeat_ms, "lease_ms": told.terms.lease_ms},
+        "electors": [peer_id(each) for each in told.terms.electors],
         "trainers": [peer_id(each) for each in told.trainers],
         "verifiers": [peer_id(each) for each in told.verifiers],
         "seeds": list(told.seeds),

@@ -24,7 +24,6 @@ from echo_node.models.finding import find_model
 from echo_node.run import ENGINES, Run, draft
 from protocol import (
     Identity,
-    Link,
     Manifest,
     Opened,
     ProtocolError,
@@ -160,11 +159,9 @@ def write_run(folder: Path, told: RunFile, sealed: bytes) -> None:
 def read_manifest(named: Path) -> Opened[Manifest]:
     """The manifest of a run's folder, or in a file."""
     if str(named).startswith(SCHEME):
-        with boundary(ConfigError, "reading the link", advice="copy it again, whole"):
-            Link.parse(str(named))
         raise ConfigError(
-            "a manifest cannot be fetched by its link yet",
-            advice="ask the run's operator for its manifest's file",
+            "this command reads a run on this machine, and no link",
+            advice="echo-node join takes links; a run that was joined is in the state's folder",
         )
     file = named / MANIFEST if named.is_dir() else named
     if not file.is_file():

@@ -18,7 +18,7 @@ from contextlib import (
     asynccontextmanager,
     closing,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -58,6 +58,7 @@ from protocol import Identity, limits, peer_id, topics
 
 GONE: Final = "this node has left the network"
 ADDRESS_ADVICE: Final = "one looks like /ip4/192.0.2.7/tcp/4001"
+SEED_CONNECTIONS: Final = 600
 DIAL_SECONDS: Final = 10.0
 FOUND_SECONDS: Final = 5.0
 """In which somebody that was found must answer a dial, to count as found."""
@@ -87,6 +88,10 @@ class SwarmSettings:
     """Whether others can dial this node, if the person knows; it finds out otherwise."""
     announce: tuple[str, ...] = ()
     """Addresses that the person knows others can dial."""
+
+    def of_a_seed(self, *, public: bool | None = True) -> SwarmSettings:
+        """The same for a node that others meet at: many find it, and it should be one that can be dialled."""
+        return replace(self, connections=SEED_CONNECTIONS, public=public)
 
 
 @dataclass(eq=False, slots=True)

@@ -150,7 +150,8 @@ class Swarm:
         command = [
             *(sys.executable, "-m", "echo_node.cli", "join", *words, "--json", "--listen", LOOPBACK),
             *("--state", str(self._folder / name)),
-            *(("--seed", self._address, str(self.run)) if self._address else ()),
+            *(("--seed", self._address) if self._address else ()),
+            *((str(self.run),) if self._address and self.run else ()),
         ]
         stderr = self._folder / f"{name}.stderr"
         with stderr.open("ab") as wrote:

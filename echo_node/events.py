@@ -1,0 +1,113 @@
+"""What happens to a node, told as it happens: words for people, or one JSON object a line for programs. The board keeps it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import trio
+
+from echo_node.board import Board
+from echo_node.metrics import StepRecord
+from echo_node.net.libp2p import Libp2pNetwork
+from echo_node.node import Node
+from protocol import peer_id
+
+PROGRESS_SECONDS: Final = 1.0
+"""Between two looks at how it goes."""
+WORDS_EVERY: Final = 10
+"""So many looks are one line for a person."""
+ALONE: Final = 15
+"""Looks without a single peer, after which a person should hear of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Where events go."""
+
+    as_json: bool
+    write: Callable[[str], None] = field(repr=False)
+    board: Board = field(default_factory=Board, repr=False)
+    aside: Callable[[str], None] = field(default=lambda _words: None, repr=False)
+    """Where a word goes that is for a person alone, and no event."""
+
+    def tell(self, event: str, words: str, /, **more: Any) -> None:
+        """An event in words and, beside them, its figures. Without words it is for programs alone."""
+        self.board.hear(event, words, more)
+        if self.as_json:
+            self.write(json.dumps({"event": event, "at": round(time.time(), 3), **more}))
+        elif words:
+            self.write(words)
+
+
+@dataclass(frozen=True, slots=True)
+class ToldSteps:
+    """A writer of records that tells each step as an event."""
+
+    events: Events
+
+    def write(self, record: StepRecord) -> None:
+        ages = {str(age): count for age, count in sorted(record.staleness.items())}
+        self.events.tell(
+            "step",
+            f"step {record.step}: reward {record.reward:.3f}, version {record.version}",
+            step=record.step,
+            version=record.version,
+            head=record.head.hex(),
+            reward=record.reward,
+            spread=record.spread,
+            loss=record.loss,
+            tokens=record.tokens,
+            bytes_in=record.bytes_in,
+            bytes_out=record.bytes_out,
+            dropped=record.dropped,
+            staleness=ages,
+            samplers={peer_id(key): count for key, count in sorted(record.by_sampler.items())},
+            heads=sorted({group.head.hex() for group in record.groups}),
+            waited_seconds=round(record.waited_seconds, 3),
+            step_seconds=round(record.step_seconds, 3),
+        )
+
+    def close(self) -> None:
+        return
+
+
+async def tell_progress(node: Node, network: Libp2pNetwork, events: Events) -> None:
+    """Say how it goes whenever that has changed, and once that this node has joined. People hear of it less often."""
+    before: dict[str, Any] = {}
+    joined = too_slow = False
+    alone = 0
+    for second in itertools.count(1):
+        await trio.sleep(PROGRESS_SECONDS)
+        now = {"peers": len(network.peers()), **node.status()}
+        events.board.describe_swarm(node.swarm(network), network.reach.one_line())
+        alone = 0 if now["peers"] else alone + 1
+        if alone == ALONE:
+            events.tell(
+                "alone", "nobody can be reached: does a seed of the run's swarm run? give it by --seed"
+            )
+        if now.get("joined") and not joined:
+            joined = True
+            events.tell("joined", "this node is in the roster, and samples", version=now["version"])
+        if (behind := now.get("too_slow")) and not too_slow:
+            too_slow = True
+            events.tell("too_slow", behind)
+        if now != before:
+            events.tell("progress", _in_words(now) if second % WORDS_EVERY == 0 else "", **now)
+        before = now
+
+
+def _in_words(now: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in now.items())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{inner} {name}" for name, inner in value.items()) + ")" if value else "none"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "no"
+    return str(value)

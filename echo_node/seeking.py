@@ -1,0 +1,83 @@
+"""Which run a person means: a folder or a file on this machine, or one that has to be found among peers first.
+
+    runs/mine, manifest       a run's folder, or its manifest's file
+    mine.toml                 a run file; its run is sealed beside it, in a folder of that name, if it is not yet
+    echo:…                    a link
+    64 hexadecimal digits     a run's id
+    nothing                   one of the open runs, which the person chooses
+
+It reads names, and asks peers only for manifests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from echo_node.errors import ConfigError, PeerError
+from echo_node.introducing import find_manifest, open_runs
+from echo_node.net.base import Network
+from echo_node.runfile import MANIFEST, new_run, read_run_file, write_run
+from protocol import Identity, Link, Manifest, Opened, ProtocolError
+from protocol.link import SCHEME
+
+_ID: Final = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
+Choose = Callable[[Sequence[Opened[Manifest]]], Opened[Manifest]]
+"""One of some runs, by a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """A run that peers know: by its id, perhaps with a link that says where and since when, or any that is open."""
+
+    id: bytes | None = None
+    link: Link | None = None
+
+    @property
+    def seeds(self) -> tuple[str, ...]:
+        return self.link.addresses if self.link else ()
+
+
+def meant(text: str | None, author: Identity) -> Path | Sought:
+    """What a person means by a word, or by none. `author` seals the run of a run file."""
+    if text is None:
+        return Sought()
+    if text.startswith(SCHEME):
+        try:
+            link = Link.parse(text)
+        except ProtocolError as error:
+            raise ConfigError(
+                f"that is no whole link: {error}", advice="paste all of it, from echo: on"
+            ) from None
+        return Sought(link.run, link)
+    path = Path(text)
+    if not path.exists() and _ID.fullmatch(text):
+        return Sought(bytes.fromhex(text))
+    if path.suffix == ".toml" and path.is_file():
+        return _sealed(path, author)
+    return path
+
+
+def _sealed(file: Path, author: Identity) -> Path:
+    """The folder of a run file's run, which is sealed once."""
+    folder = file.with_suffix("")
+    if not (folder / MANIFEST).exists():
+        told = read_run_file(file)
+        write_run(folder, told, new_run(told, author))
+    return folder
+
+
+async def seek(network: Network, sought: Sought, choose: Choose) -> Opened[Manifest]:
+    """The manifest of what is sought, from peers."""
+    if sought.id is not None:
+        return await find_manifest(network, sought.id)
+    found = await open_runs(network)
+    if not found:
+        raise PeerError(
+            "no open run was found",
+            advice="give a link, a run's id or its folder, or a --seed that knows one",
+        )
+    return choose(found)
