@@ -38,6 +38,8 @@ from protocol import Identity, Manifest, Opened, peer_id
 
 Role: TypeAlias = Literal["sampler", "trainer", "verifier", "bootstrap"]
 ROLES: Final[tuple[Role, ...]] = ("sampler", "trainer", "verifier", "bootstrap")
+DRAIN_SECONDS: Final = 10.0
+"""For delivering what is made; what is not delivered then is on disk, and goes out at the next start."""
 WITHOUT_END: Final = 1_000_000_000
 """Steps of a trainer that is not told how many to take."""
 
@@ -109,6 +111,7 @@ class _Session:
         self._events = events
         self._gate = Gate(events.tell)
         self._node: Node | None = None
+        self._network: Libp2pNetwork | None = None
         self.identity = place.identity()
 
     def check(self, told: Manifest) -> None:
@@ -187,12 +190,18 @@ class _Session:
         wishes, board = self._wishes, self._events.board
         async with (
             under_control(
-                wishes.state, board, self._gate, waiting=self._waiting, battery=wishes.battery
+                wishes.state,
+                board,
+                self._gate,
+                waiting=self._waiting,
+                drain=DRAIN_SECONDS,
+                battery=wishes.battery,
             ) as hand,
             program.until_told_to_stop(first=None if wishes.role == "bootstrap" else hand.leave),
             self._page(hand),
             join_swarm(self.identity, settings) as network,
         ):
+            self._network = network
             found = network.addresses
             words = f"others reach it at {', '.join(found) or 'no address yet'}"
             self._events.tell("listening", words, addresses=found)
@@ -202,9 +211,10 @@ class _Session:
 
     def _waiting(self) -> int:
         """Groups that are made and not yet delivered."""
-        if self._node is None or self._wishes.role != "sampler":
+        if self._node is None or self._network is None or self._wishes.role != "sampler":
             return 0
-        return int(self._node.status().get("waiting", 0))
+        somebody = self._network.peers() & {*self._node.told.trainers}
+        return int(self._node.status().get("waiting", 0)) if somebody else 0
 
     @asynccontextmanager
     async def _page(self, hand: NodeHand) -> AsyncGenerator[None]:

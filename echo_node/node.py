@@ -54,7 +54,7 @@ from echo_node.weights.pull import SETTINGS, Puller
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
 from echo_node.writers import open_writer
-from protocol import Identity, Opened, Verdict, peer_id, topics
+from protocol import Identity, Manifest, Opened, Verdict, peer_id, topics
 
 if TYPE_CHECKING:
     from echo_node.trainer.step import TrainStep
@@ -126,6 +126,11 @@ class Node:
     @property
     def peer_id(self) -> str:
         return self._identity.peer_id
+
+    @property
+    def told(self) -> Manifest:
+        """What the run's manifest says."""
+        return self._run.told
 
     async def sample(
         self,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from echo_node import eval_cli
+from echo_node.eval_cli import Json, Named
 from echo_node.keys_cli import State
 
 if TYPE_CHECKING:
@@ -18,12 +20,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Runs: make one, look at it, pass it on.")
 
-Named = Annotated[
-    Path,
-    typer.Argument(help="A run's folder, or its manifest's file.", metavar="RUN", show_default=False),
-]
-Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
-
+app.command("eval")(eval_cli.evaluate)
+app.command("export")(eval_cli.export)
 
 MEANINGS: Final = {
     "run": "the hash of the manifest: whoever has it can check everything else",

@@ -13,7 +13,7 @@ from echo_node.errors import ConfigError, StoreError
 from echo_node.run import read_model
 from echo_node.runfile import open_run, read_manifest
 from echo_node.state import prepared
-from echo_node.weights.publish import Publisher
+from echo_node.weights.publish import WHOLE, Cadence, Publisher
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
 from protocol import Identity, Link, Roster
@@ -158,7 +158,9 @@ def test_what_is_no_manifest_is_said_to_be_none(tmp_path, data):
     assert isinstance(invoke("run", "show", tmp_path / "nowhere").exception, ConfigError)
 
 
-def test_a_link_names_the_newest_head_that_this_node_knows(tmp_path, state, write):
+@pytest.mark.parametrize(("cadence", "named"), [(WHOLE, 1), (Cadence(), 0)])
+def test_a_link_names_the_newest_head_whose_weights_can_be_had_whole(tmp_path, state, write, cadence, named):
+    """A newcomer accepts nothing older, and so could not get to one that only has a delta from the head before it."""
     assert invoke("run", "new", write(), "--state", state).exit_code == 0
     early = invoke("run", "link", tmp_path / "digits", "--state", state).exception
     assert isinstance(early, ConfigError)
@@ -166,10 +168,10 @@ def test_a_link_names_the_newest_head_that_this_node_knows(tmp_path, state, writ
     run = open_run(tmp_path / "digits")
     weights = read_model(embedded.folder())
     with WeightsStore.open(prepared(state).run(run.id) / "weights", run.rules, layout_of(weights)) as store:
-        publisher = Publisher(store, prepared(state).identity(), luck=lambda: bytes(32))
-        head = [publisher.publish(weights, step=n, roster=Roster(()), groups=()) for n in range(2)][-1].head
+        publisher = Publisher(store, prepared(state).identity(), luck=lambda: bytes(32), cadence=cadence)
+        heads = [publisher.publish(weights, step=n, roster=Roster(()), groups=()).head for n in range(2)]
     run.close()
     done = invoke("run", "link", tmp_path / "digits", "--state", state, "--seed", SEED)
     assert done.exit_code == 0, done.output
     link = Link.parse(done.stdout)
-    assert (link.run, link.head, link.version, link.addresses) == (run.id, head.id, 1, (SEED,))
+    assert (link.run, link.head, link.version, link.addresses) == (run.id, heads[named].id, named, (SEED,))

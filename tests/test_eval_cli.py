@@ -1,0 +1,97 @@
+"""`echo-node run eval` and `run export`: a good version and a spoilt one, told apart on held-out prompts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from echo_node import embedded
+from echo_node.cli import app
+from echo_node.engine.base import TensorBytes
+from echo_node.errors import ConfigError, EchoError, StoreError
+from echo_node.run import read_model
+from echo_node.runfile import RunFile, new_run, open_run, write_run
+from echo_node.state import opened, prepared
+from echo_node.weights.publish import Publisher
+from echo_node.weights.state import layout_of
+from echo_node.weights.store import WeightsStore
+from protocol import Roster
+
+PROMPTS = ("--prompts", "64")
+
+
+def spoilt(state):
+    """The same model with every weight a little off."""
+    luck = np.random.default_rng(0)
+    return {
+        name: TensorBytes(
+            weight.dtype,
+            weight.shape,
+            (
+                np.frombuffer(weight.data, np.uint16) ^ luck.integers(0, 64, len(weight.data) // 2, np.uint16)
+            ).tobytes(),
+        )
+        for name, weight in state.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A trainer's state and its run: version 0 is the embedded model, version 1 a spoilt one."""
+    folder = tmp_path_factory.mktemp("evaluating")
+    trainer = prepared(folder / "state").identity()
+    told = RunFile(name="a test", trainers=[trainer.peer_id])
+    write_run(folder / "run", told, new_run(told, trainer))
+    run = open_run(folder / "run")
+    state = read_model(embedded.folder())
+    with opened(folder / "state") as held:
+        weights = held.run(run.id) / "weights"
+    with WeightsStore.open(weights, run.rules, layout_of(state)) as store:
+        publisher = Publisher(store, trainer, luck=lambda: bytes(32))
+        for step, each in enumerate((state, spoilt(state))):
+            publisher.publish(each, step=step, roster=Roster(()), groups=())
+    run.close()
+    return folder
+
+
+def invoke(place, command, *words):
+    return CliRunner().invoke(
+        app, ["run", command, str(place / "run"), *map(str, words), "--state", str(place / "state")]
+    )
+
+
+def failure(place, command, *words) -> EchoError:
+    failed = invoke(place, command, *words).exception
+    assert isinstance(failed, EchoError)
+    assert failed.advice
+    return failed
+
+
+def test_versions_are_measured_and_the_best_one_is_written(place, tmp_path):
+    assert "none is known to be the best" in str(failure(place, "export", tmp_path / "early"))
+    done = invoke(place, "eval", "--version", 0, "--version", 1, *PROMPTS, "--json")
+    assert done.exit_code == 0, done.output
+    good, bad = map(json.loads, done.output.splitlines())
+    assert (good["version"], bad["version"], good["prompts"]) == (0, 1, 64)
+    assert 0.15 < good["reward"] < 0.6
+    assert bad["reward"] < good["reward"] - good["error"]
+    again = json.loads(invoke(place, "eval", "--version", 0, *PROMPTS, "--json").output)
+    assert again == good, "the same prompts with the same luck"
+
+    done = invoke(place, "export", tmp_path / "best")
+    assert done.exit_code == 0, done.output
+    assert "version 0 is the best of 2" in done.output
+    assert read_model(tmp_path / "best") == read_model(embedded.folder())
+    assert (tmp_path / "best" / "config.json").is_file()
+
+
+def test_what_cannot_be_measured_is_said(place, tmp_path):
+    assert isinstance(failure(place, "eval", "--version", 7), StoreError)
+    with opened(place / "state"):
+        assert "another node runs" in str(failure(place, "eval"))
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    assert isinstance(failure(place, "export", taken, "--version", 1), ConfigError)
