@@ -24,6 +24,7 @@ from echo_node.net.outbox.deliveries import deliver
 from echo_node.net.outbox.outbox import Outbox
 from echo_node.pausing import Gate
 from echo_node.run import Run
+from echo_node.sampler.keeping_up import KeepingUp
 from echo_node.sampler.pacing import Pacing
 from echo_node.sampler.posting import Post
 from echo_node.sampler.rollout import Rollout
@@ -110,6 +111,7 @@ class SamplerLoop:
             luck=self._jitter,
         )
         self.pacing = Pacing(unanswered=4 * slots_per_call, luck=self._jitter)
+        self._keeping_up = KeepingUp(run.told.sync.staleness)
         self.tokens = Rate()
         """Tokens generated, by the second."""
 
@@ -127,6 +129,10 @@ class SamplerLoop:
             "waiting": self._post.waiting,
             "paused": list(self._gate.reasons),
             "tokens_per_second": round(self.tokens.per_second(), 1),
+            "seconds_per_group": None
+            if (each := self._keeping_up.seconds_per_group) is None
+            else round(each, 3),
+            "too_slow": self._keeping_up.too_slow,
         }
 
     async def work(self) -> None:
@@ -265,11 +271,14 @@ class SamplerLoop:
             if self._chain.holding or not self._run.is_async(tip.message.version):
                 await self._chain.wait_for_newer(tip.id)
                 continue
+            self._keeping_up.heard(tip.message.step, trio.current_time())
             if head is None or head.id != tip.id:
                 head, slot = tip, self._post.next_slot(tip.id)
             try:
+                began = trio.current_time()
                 async with self._in_flight(head) as news:
                     sealed = await self._fill(head, range(slot, slot + self._slots), news)
+                self._keeping_up.called(self._slots, trio.current_time() - began)
             except (PeerError, ProtocolError, EngineError, ContractError, StoreError) as error:
                 pause = RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)]
                 failures += 1
