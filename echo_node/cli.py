@@ -131,6 +131,9 @@ def demo(
     with _ctrl_c_ends_at_once():
         from echo_node.demo.command import run_demo  # takes a while, so only once the settings are right
 
+        if given.in_memory:
+            import echo_node.demo.swarm  # noqa: F401 - brings torch, whose import Ctrl-C must not break into
+
     code = run_demo(given, out, as_json=as_json, keep=keep)
     if code == INTERRUPTED:
         sys.stdout.flush()

@@ -30,6 +30,8 @@ FORMAT: Final = 1
 MIGRATIONS: Final[Mapping[int, Callable[[Path], None]]] = {}
 """What brings a folder from format n to n + 1. Each may be cut off anywhere, and is then run again from its beginning."""
 _ADVICE: Final = "give another folder with --state"
+_BEFORE_FORMAT: Final = frozenset({"key", "lock"})
+"""What may be in a folder that is not marked yet."""
 _TRIES: Final = 5
 
 
@@ -116,6 +118,16 @@ def is_in_use(path: Path) -> bool:
     return False
 
 
+def format_of(path: Path) -> int | None:
+    """The format of the state in this folder; None if there is none yet. It makes nothing there."""
+    with boundary(StoreError, f"looking at {path}", advice=_ADVICE):
+        if (path / "format").exists():
+            return _format(path, FORMAT)
+        if path.exists() and any(each.name not in _BEFORE_FORMAT for each in path.iterdir()):
+            raise StoreError(f"{path} holds something else than a node's state", advice=_ADVICE)
+    return None
+
+
 def migrate(
     path: Path, table: Mapping[int, Callable[[Path], None]] = MIGRATIONS, newest: int = FORMAT
 ) -> None:
@@ -134,7 +146,7 @@ def _begun(path: Path) -> int:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         mark = path / "format"
         if not mark.exists():
-            if any(each.name not in {"key", "lock"} for each in path.iterdir()):
+            if any(each.name not in _BEFORE_FORMAT for each in path.iterdir()):
                 raise StoreError(f"{path} holds something else than a node's state", advice=_ADVICE)
             mark.write_text(f"{FORMAT}\n")
         return _format(path, FORMAT)

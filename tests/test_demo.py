@@ -11,15 +11,21 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from echo_node.config import DemoConfig
+from echo_node.demo.processes import SwarmDemo
+from echo_node.demo.summary import summary
 from echo_node.demo.swarm import Demo
-from echo_node.demo.view import line, panel, sparkline, summary
+from echo_node.demo.view import line, panel, sparkline
 from echo_node.metrics import Records
 
 ECHO_NODE = str(Path(sys.executable).parent / "echo-node")
 SMALL = ("--steps", "4", "--set", "batch_groups=8", "--set", "group_size=4")
+pytestmark = pytest.mark.timeout(300)  # a swarm of processes, on a machine that does other things too
+IN_MEMORY = ("--in-memory",)
+PROCESSES = ()
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -27,15 +33,17 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         [ECHO_NODE, "demo", *words],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
         check=False,
         env={**os.environ, **environment},
     )
 
 
-@pytest.mark.parametrize("mode", ["sequential", "async"])
-def test_the_demo_ends_with_a_summary_a_picture_and_a_line_of_json(mode, tmp_path):
-    done = run("--mode", mode, "--json", "--out", str(tmp_path), *SMALL)
+@pytest.mark.parametrize(
+    ("mode", "form"), [("sequential", IN_MEMORY), ("async", IN_MEMORY), ("sequential", PROCESSES)]
+)
+def test_the_demo_ends_with_a_summary_a_picture_and_a_line_of_json(mode, form, tmp_path):
+    done = run("--mode", mode, "--json", "--out", str(tmp_path), *SMALL, *form, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert set(told) == {"final_reward", "steps", "seconds", "mode", "max_staleness_trained"}
@@ -47,10 +55,18 @@ def test_the_demo_ends_with_a_summary_a_picture_and_a_line_of_json(mode, tmp_pat
     steps = [json.loads(text) for text in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     assert 'mode = "' + mode in (tmp_path / "config.toml").read_text()
+    assert "\x1b" not in done.stdout + done.stderr
+    assert re.search(r"step 4/4  reward 0\.\d\d  version \d+  staleness \d\.\d", done.stderr)
+    assert not list(tmp_path.glob("echo-demo-*")), "the swarm's folders are gone"
+    if form == PROCESSES:
+        assert "5 processes did it together" in done.stderr
+        assert re.search(r"peers \d  weights \d+\.\d of \d+ MB  verdicts ", done.stderr)
+        assert "echo-node demo --hostile" in done.stderr, "what to try next"
+        assert {step["bytes_out"] > 0 for step in steps} == {True}
 
 
 def test_without_a_terminal_there_are_plain_lines(tmp_path):
-    done = run("--out", str(tmp_path), *SMALL)
+    done = run("--out", str(tmp_path), *SMALL, *IN_MEMORY)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert re.search(r"step 4/4  reward 0\.\d\d  version 4  staleness \d\.\d", done.stdout)
@@ -85,9 +101,11 @@ def on_a_terminal(words: list[str], **environment: str) -> str:
 
 
 def test_the_live_view_fits_80_columns_and_obeys_no_color(tmp_path):
-    coloured = on_a_terminal(["--out", str(tmp_path), *SMALL])
-    plain = on_a_terminal(["--out", str(tmp_path), *SMALL], NO_COLOR="1")
+    coloured = on_a_terminal(["--out", str(tmp_path), *SMALL, *PROCESSES])
+    plain = on_a_terminal(["--out", str(tmp_path), *SMALL, *IN_MEMORY], NO_COLOR="1")
     assert "echo-node demo, asynchronous push-pull" in coloured
+    for row in ("peers", "weights", "verdicts", "tokens", "trainer", "verifier", "sampler-2"):
+        assert row in coloured, "what only a swarm of processes has"
     assert re.search(r"\x1b\[[0-9;]*3[0-9]", coloured), "colours on a terminal"
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", plain), "none with NO_COLOR"
     for text in (coloured, plain):
@@ -95,22 +113,27 @@ def test_the_live_view_fits_80_columns_and_obeys_no_color(tmp_path):
             assert len(row) <= 80 or row.startswith(("In ", "Next", "2 samplers", "The curve", "it was")), row
 
 
-@pytest.mark.parametrize("moment", ["starting", "learning"])
-def test_ctrl_c_ends_it_cleanly_within_two_seconds(moment, tmp_path):
+@pytest.mark.parametrize(
+    ("moment", "form"),
+    [("starting", IN_MEMORY), ("learning", IN_MEMORY), ("starting", PROCESSES), ("learning", PROCESSES)],
+)
+def test_ctrl_c_ends_it_cleanly_within_two_seconds(moment, form, tmp_path):
     process = subprocess.Popen(
-        [ECHO_NODE, "demo", "--steps", "5000", "--out", str(tmp_path), "--set", "batch_groups=8"],
+        [ECHO_NODE, "demo", "--steps", "5000", "--out", str(tmp_path), "--set", "batch_groups=8", *form],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     record = tmp_path / "steps.jsonl"
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
         if moment == "starting" or (record.exists() and record.stat().st_size):
             break
         time.sleep(0.05)  # the program writes a file; there is no event to wait for
     if moment == "starting":
         time.sleep(1.0)
+    nodes = psutil.Process(process.pid).children(recursive=True)
     asked = time.monotonic()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
@@ -121,6 +144,10 @@ def test_ctrl_c_ends_it_cleanly_within_two_seconds(moment, tmp_path):
     if moment == "learning":
         assert "Stopped." in out
         assert "it was right" in out, "what was learnt until then is summed up"
+    if moment == "learning" and form == PROCESSES:
+        assert len(nodes) >= 5
+    assert not psutil.wait_procs(nodes, timeout=5)[1], "no process is left"
+    assert not list(tmp_path.glob("echo-demo-*"))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +160,8 @@ def test_ctrl_c_ends_it_cleanly_within_two_seconds(moment, tmp_path):
         (["--set", "novalue"], "name=value"),
         (["--set", "algorithm.no_such_number=1"], "no_such_number"),
         (["--config", "not-there.toml"], "not-there.toml"),
+        (["--set", "engine=torch/f8"], "torch/f8"),
+        (["--hostile", "--in-memory"], "nobody verifies"),
     ],
 )
 def test_bad_words_get_one_clear_line(words, says, tmp_path):
@@ -157,10 +186,15 @@ def test_the_help_teaches():
     assert words.returncode == 0
     for option in ("--mode", "--steps", "--seed", "--json", "--set", "--config", "--samplers", "--out"):
         assert option in words.stdout
+    for option in ("--hostile", "--keep", "--in-memory"):
+        assert option in words.stdout
 
 
-def test_the_views_stand_before_the_first_step():
-    demo = Demo(DemoConfig(), Records())
+@pytest.mark.parametrize("form", [IN_MEMORY, PROCESSES])
+def test_the_views_stand_before_the_first_step(form, tmp_path):
+    demo = (
+        Demo(DemoConfig(), Records()) if form == IN_MEMORY else SwarmDemo(DemoConfig(), Records(), tmp_path)
+    )
     assert "starting" in line(demo)
     assert panel(demo) is not None
     assert "before its first step" in summary(demo, None)
@@ -175,7 +209,18 @@ def test_the_views_stand_before_the_first_step():
 @pytest.mark.parametrize("mode", ["sequential", "async"])
 def test_the_whole_demo_learns_with_every_seed(mode, seed, tmp_path):
     done = subprocess.run(
-        [ECHO_NODE, "demo", "--mode", mode, "--seed", str(seed), "--json", "--out", str(tmp_path)],
+        [
+            ECHO_NODE,
+            "demo",
+            "--in-memory",
+            "--mode",
+            mode,
+            "--seed",
+            str(seed),
+            "--json",
+            "--out",
+            str(tmp_path),
+        ],
         capture_output=True,
         text=True,
         timeout=500,

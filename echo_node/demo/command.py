@@ -40,7 +40,11 @@ def run_demo(config: DemoConfig, folder: Path, *, as_json: bool, keep: bool = Fa
     console = Console(stderr=as_json, no_color=no_color())
     if config.in_memory:
         return _in_one_process(config, records, folder, console, as_json=as_json)
-    return _in_many(config, records, folder, console, as_json=as_json, keep=keep)
+    try:
+        return _in_many(config, records, folder, console, as_json=as_json, keep=keep)
+    except KeyboardInterrupt:  # before the first process was started, or after the last one had ended
+        console.print("Stopped.")
+        return INTERRUPTED
 
 
 def _in_one_process(
@@ -70,7 +74,8 @@ def _in_many(
         demo.prepare()
         interrupted = trio.run(_until_told_to_stop, demo, console)
         if demo.failure:
-            console.print("\n  ".join([demo.failure, *demo.last_words]), highlight=False, markup=False)
+            told = "\n  ".join([demo.failure, *demo.last_words])
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
         _sum_up(demo, folder, console, as_json=as_json, interrupted=interrupted)
         if keep:
             told = f"Kept: every node's state and log, and the run, are in {place}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 
 import trio
@@ -18,6 +19,7 @@ REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 58
+_COLUMNS = 80
 
 
 async def watch(demo: Shown, console: Console) -> None:
@@ -44,8 +46,20 @@ def line(demo: Shown) -> str:
     )
     if not demo.members:
         return stands
-    return (
-        f"{stands}\n        peers {_most_peers(demo)}  weights {_weights(demo)}  verdicts {_verdicts(demo)}"
+    sent, whole = (size / 1e6 for size in bytes_out(demo))
+    more = f"peers {_most_peers(demo)}  weights {sent:,.1f} of {whole:,.0f} MB  verdicts {_verdicts(demo)}"
+    return "\n".join([stands, *wrap(more, indent=8)])
+
+
+def wrap(text: str, *, indent: int = 0) -> list[str]:
+    """The text in lines that fit a terminal."""
+    return textwrap.wrap(
+        text,
+        _COLUMNS,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * indent,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
 
 
@@ -71,7 +85,7 @@ def panel(demo: Shown) -> RenderableType:
         grid,
         title=f"echo-node demo, {_mode(demo)}",
         subtitle=f"{demo.seconds:.0f} s · Ctrl-C stops",
-        width=min(80, 80),
+        width=_COLUMNS,
     )
 
 
@@ -129,7 +143,7 @@ def _weights(demo: Shown) -> str:
     sent, whole = bytes_out(demo)
     if not sent:
         return "…"
-    return f"{sent / 1e6:,.1f} MB for what whole would be {whole / 1e6:,.0f} MB"
+    return f"{sent / 1e6:,.1f} MB of changes; whole weights would be {whole / 1e6:,.0f} MB"
 
 
 def _verdicts(demo: Shown) -> str:

@@ -1,0 +1,154 @@
+"""How long a new sampler takes from its start to its first group that the trainer accepts.
+
+A swarm of processes runs on the loopback: a seed, a trainer, a verifier and a sampler, as in the demo. Then a sampler that
+has nothing, no key and no weights, is started by `echo-node join`, again and again, with each engine. The clock starts with
+its process. `seconds_after_weights` counts from the first look at which its engine holds a version. Nodes look at themselves
+once a second, so a figure may be a second too long. What each says is in its own events; nothing else is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from rich.console import Console
+from rich.table import Table
+
+from echo_node.config import DemoConfig
+from echo_node.demo.children import Child, end_all, node
+from echo_node.demo.processes import END_SECONDS, LOOPBACK, SwarmDemo
+from echo_node.engine.kinds import kinds
+from echo_node.metrics import Records
+
+ENGINES: Final = ("llama/f16", "torch/f32")
+STARTS: Final = 3
+WARM_STEPS: Final = 5
+"""Steps of the swarm before anybody joins it."""
+LONGEST_SECONDS: Final = 180.0
+
+
+class Newcomer:
+    """One sampler from nothing, and when it was how far."""
+
+    def __init__(self, name: str, engine: str, swarm: SwarmDemo) -> None:
+        seed = next(member for member in swarm.members if member.role == "bootstrap")
+        words = [
+            *("join", "--role", "sampler", "--json", "--engine", engine, "--threads", "1"),
+            *("--listen", LOOPBACK, "--state", str(swarm.folder / name)),
+            *("--seed", seed.addresses[0], str(swarm.folder / "run")),
+        ]
+        self._reached: dict[str, float] = {}
+        self._last: Mapping[str, Any] = {}
+        self._news = trio.Event()
+        self._began = time.time()
+        self.child = Child(name, node(words), swarm.folder / f"{name}.log", self._hear)
+
+    def _hear(self, event: Mapping[str, Any]) -> None:
+        self._last = event
+        seconds = event["at"] - self._began
+        self._reached.setdefault(event["event"], seconds)
+        if event.get("engine_version") is not None:
+            self._reached.setdefault("weights", seconds)
+        if event.get("accepted"):
+            self._reached.setdefault("group", seconds)
+        self._news.set()
+        self._news = trio.Event()
+
+    async def first_group(self) -> dict[str, float]:
+        """Until a group of it was accepted: the seconds to each station."""
+        with trio.move_on_after(LONGEST_SECONDS):
+            while "group" not in self._reached and not self.child.silent.is_set():
+                await self._news.wait()
+        if "group" not in self._reached:
+            raise SystemExit(
+                f"{self.child.name}: no group was accepted; it reached {self._reached}, and said last {self._last};"
+                f" its log ends with {self.child.last_words()}"
+            )
+        return dict(self._reached)
+
+
+async def measure(swarm: SwarmDemo, engine: str, number: int) -> dict[str, float]:
+    """One start."""
+    newcomer = Newcomer(f"newcomer-{engine.replace('/', '-')}-{number}", engine, swarm)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(newcomer.child.listen)
+        try:
+            return await newcomer.first_group()
+        finally:
+            await end_all([newcomer.child], END_SECONDS)
+            nursery.cancel_scope.cancel()
+
+
+async def run_all(
+    folder: Path, engines: Sequence[str], starts: int, quiet: Console
+) -> dict[str, list[dict[str, float]]]:
+    """Every engine in turn, in one swarm."""
+    swarm = SwarmDemo(DemoConfig(samplers=1, steps=100_000), Records(), folder)
+    swarm.prepare()
+    found: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(swarm.play)
+        with trio.fail_after(LONGEST_SECONDS):
+            while len(swarm.records.steps) < WARM_STEPS:
+                if swarm.failure:
+                    raise SystemExit(f"{swarm.failure} {swarm.last_words}")
+                await trio.sleep(0.1)
+        for number in range(1, starts + 1):
+            for engine in engines:
+                found[engine].append(await measure(swarm, engine, number))
+                quiet.print(f"{engine}, start {number}: {found[engine][-1]['group']:.1f} s", highlight=False)
+        nursery.cancel_scope.cancel()
+    return found
+
+
+def figures(stations: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The medians over all starts."""
+
+    def median(seconds: Sequence[float]) -> float:
+        return round(statistics.median(seconds), 2)
+
+    return {
+        "seconds_to_first_group": median([each["group"] for each in stations]),
+        "seconds_after_weights": median([max(0.0, each["group"] - each["weights"]) for each in stations]),
+        "seconds_to_network": median([each["listening"] for each in stations]),
+        "seconds_to_roster": median([each["joined"] for each in stations]),
+        "seconds_to_weights": median([each["weights"] for each in stations]),
+    }
+
+
+def table(told: Mapping[str, Mapping[str, float]], starts: int) -> Table:
+    made = Table(title=f"Seconds from a sampler's start, median of {starts}")
+    for column in ("engine", "network", "roster", "weights", "first accepted group", "after weights"):
+        made.add_column(column, justify="left" if column == "engine" else "right")
+    names = ("to_network", "to_roster", "to_weights", "to_first_group", "after_weights")
+    for engine, each in told.items():
+        made.add_row(engine, *(f"{each[f'seconds_{name}']:.1f}" for name in names))
+    return made
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.join", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one start of each engine")
+    parser.add_argument("--starts", type=int, default=None, help=f"default: {STARTS}")
+    wish = parser.parse_args(words)
+    starts = wish.starts or (1 if wish.quick else STARTS)
+    installed = {kind.engine_class for kind in kinds() if kind.installed}
+    engines = [engine for engine in ENGINES if engine in installed]
+    with tempfile.TemporaryDirectory(prefix="echo-join-") as folder:
+        found = trio.run(run_all, Path(folder), engines, starts, Console(stderr=True))
+    told = {engine: figures(stations) for engine, stations in found.items()}
+    Console().print(table(told, starts))
+    best = engines[0]
+    chosen = {name: told[best][name] for name in ("seconds_to_first_group", "seconds_after_weights")}
+    print(json.dumps({**chosen, "engine": best, "starts": starts, "engines": told}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The demo's cheats: every cheap check lets their groups pass, and one look with a model condemns them."""
+
+from contextlib import closing
+
+import pytest
+
+from echo_node.admission import Admission, Admitted
+from echo_node.demo.cheat import WAYS, CheatingEngine
+from echo_node.demo.processes import CHEATS
+from echo_node.engine.base import never
+from echo_node.engine.kinds import EngineSpec, make_engine
+from echo_node.run import read_model
+from echo_node.sampler.rollout import Rollout
+from echo_node.verifier.judging import Judge
+from protocol import Envelope
+from tests.crafting import SAMPLERS, Chain, open_run, roster
+
+SLOTS = 4
+SAMPLER = SAMPLERS[0]
+
+
+@pytest.fixture(scope="module")
+def stage():
+    """A run, a head of its start, and an engine that holds it."""
+    run = open_run(group_size=8)
+    head = Chain(run).next(SAMPLER)
+    with closing(make_engine(EngineSpec("torch/f32", run.folder, rows=16, threads=1))) as engine:
+        engine.load(head.id, read_model(run.folder))
+        yield run, head, engine
+
+
+def fill(run, head, engine):
+    """Groups as a sampler with this engine sends them, and as a trainer admits them."""
+    sealed = Rollout(run, SAMPLER, engine).fill(head.id, range(SLOTS), never)
+    admission = Admission(run)
+    admission.published(head, roster(SAMPLER))
+    return [admission.judge(Envelope.parse(each)) for each in sealed]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cheat_is_admitted_earns_more_and_is_condemned_by_one_look(stage, way):
+    run, head, honest = stage
+    groups = fill(run, head, CheatingEngine(run, honest, way))
+    fair = fill(run, head, honest)
+    assert all(isinstance(each, Admitted) for each in (*groups, *fair))
+
+    def worth(several):
+        return sum(sum(each.group.message.rewards) for each in several)
+
+    assert worth(groups) > worth(fair), "which is why somebody would cheat"
+    judge = Judge(run, lambda _head: honest)
+    breaches = [judge.judge(each).breach for each in groups]
+    assert all(breach is not None and breach.sure for breach in breaches)
+    assert all(judge.judge(each).breach is None for each in fair)
+
+
+def test_the_demo_shows_every_way():
+    assert set(CHEATS.values()) == set(WAYS)
