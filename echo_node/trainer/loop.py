@@ -21,6 +21,7 @@ from echo_node.errors import ContractError, DefectError, PeerError
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import ACCEPT, Message, Network, Validation
 from echo_node.net.outbox.deliveries import Taker, serve_deliveries
+from echo_node.net.outbox.item import LONGEST
 from echo_node.pausing import Gate
 from echo_node.referring import Fetching
 from echo_node.run import Run
@@ -48,6 +49,7 @@ from protocol import (
     Opened,
     Roster,
     WeightsHead,
+    fill_batches,
     open_sealed,
     peer_id,
     topics,
@@ -312,13 +314,27 @@ class TrainerLoop:
                 )
             else:
                 try:
-                    return await self._sequential.next_batch(self._tip, self._heard_roster())
+                    drawn = await self._sequential.next_batch(self._tip, self._heard_roster())
                 except NobodyAnswersError:
                     log.warning("no sampler answers; waiting for one to join or to come back")
                     with trio.move_on_after(patience):
                         await self._desk.wait_for_news()
+                else:
+                    await self._show(drawn)
+                    return drawn
             patience = min(2 * patience, LONGEST_PATIENCE)
             await self._publish()
+
+    async def _show(self, drawn: Sequence[Admitted]) -> None:
+        """Let verifiers see what samplers gave to the trainer alone, so that their verdicts count for who samples next."""
+        if not self._run.told.verifiers:
+            return
+        sealed = [each.group.sealed for each in drawn if len(each.group.sealed) <= LONGEST]
+        try:
+            for message in fill_batches(sealed):
+                await self._network.publish(topics.topic(self._run.id, topics.GROUPS), message)
+        except PeerError as error:
+            log.info("verifiers were not shown the groups of a step: %s", error)
 
     def _heard_roster(self) -> Roster:
         return Roster(tuple(each for each in self._roster.members if not self._policy.is_muted(each.key)))

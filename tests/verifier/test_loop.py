@@ -30,7 +30,7 @@ def identity(name):
 TRAINER, HONEST, CHEAT, VERIFIER = map(identity, ("trainer", "honest", "cheat", "verifier"))
 
 
-def open_run(*, jailed=True):
+def open_run(*, jailed=True, mode="async"):
     sealed = draft(
         name="watched",
         folder=embedded.folder(),
@@ -38,7 +38,12 @@ def open_run(*, jailed=True):
         params={},
         algorithm={"batch_groups": 8},
         sampling_=Sampling(group_size=4, max_prompt=7, max_tokens=6, temperature=1.0),
-        sync=Sync(async_from=0, head_every=1, in_flight=False, staleness=4),
+        sync=Sync(
+            async_from=0 if mode == "async" else None,
+            head_every=1,
+            in_flight=False,
+            staleness=4 if mode == "async" else 0,
+        ),
         author=TRAINER,
         trainers=[TRAINER.public],
         verifiers=[VERIFIER.public],
@@ -68,8 +73,9 @@ def engine():
     return make_engine(EngineSpec("torch/f32", embedded.folder(), "cpu", 64, 1))
 
 
-async def test_a_cheat_among_the_honest_is_condemned_and_nobody_else(tmp_path):
-    run = open_run()
+@pytest.mark.parametrize("mode", ["async", "sequential"])
+async def test_a_cheat_among_the_honest_is_condemned_and_nobody_else(mode, tmp_path):
+    run = open_run(mode=mode)
     verdicts, samplers = [], {}
     ledger = Ledger(tmp_path / "ledger.sqlite")
     enough = trio.Event()
