@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -191,23 +190,14 @@ def _is_id(run: str) -> bool:
 
 def _page(port: int | None, *, no_page: bool, as_json: bool) -> int | None:
     """The page's port. Nobody looks at a page that no terminal has named."""
-    from importlib.util import find_spec
-
-    from echo_node.dashboard import PORT
+    from echo_node.dashboard import free_port
     from echo_node.errors import ConfigError
 
     if no_page and port is not None:
         raise ConfigError("--page and --no-page contradict each other", advice="leave one of them out")
     if no_page or port is not None:
         return port
-    can = sys.stdout.isatty() and not as_json and find_spec("starlette") is not None
-    return (PORT if _is_free(PORT) else 0) if can else None
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return tried.connect_ex(("127.0.0.1", port)) != 0
+    return free_port() if sys.stdout.isatty() and not as_json else None
 
 
 def _say_yes(manifest: Opened[Manifest]) -> bool:  # noqa: ARG001 - whatever it is

@@ -6,6 +6,7 @@ in the nursery of whoever calls. What it needs is an extra, `page`, and is impor
 
 from __future__ import annotations
 
+import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 
 PORT: Final = 8420
 _NEEDED: Final = ("starlette", "hypercorn", "prometheus_client")
+
+
+def free_port() -> int | None:
+    """The usual port, 0 (any) where another page has it, none where the extra is missing."""
+    if any(find_spec(name) is None for name in _NEEDED):
+        return None
+    with socket.socket() as tried:
+        tried.settimeout(1.0)
+        return 0 if tried.connect_ex(("127.0.0.1", PORT)) == 0 else PORT
 
 
 class Control(Protocol):
@@ -52,4 +62,4 @@ async def serve_page(
     await serve(board, Powers(token, control), port, task_status=task_status)
 
 
-__all__ = ["PORT", "Control", "serve_page"]
+__all__ = ["PORT", "Control", "free_port", "serve_page"]

@@ -15,6 +15,7 @@ import trio
 from rich.console import Console
 
 from echo_node.config import DemoConfig, no_color, write_resolved
+from echo_node.dashboard import free_port
 from echo_node.demo.picture import draw_rewards
 from echo_node.demo.processes import SwarmDemo, check_together
 from echo_node.demo.standing import Shown
@@ -70,7 +71,7 @@ def _in_many(
     config: DemoConfig, records: Records, folder: Path, console: Console, *, as_json: bool, keep: bool
 ) -> int:
     with _place(keep=keep) as place:
-        demo = SwarmDemo(config, records, place)
+        demo = SwarmDemo(config, records, place, page=free_port() if console.is_terminal else None)
         demo.prepare()
         interrupted = trio.run(_until_told_to_stop, demo, console)
         if demo.failure:

@@ -46,8 +46,14 @@ CHEATS: Final = {"cheat-1": "luck", "cheat-2": "answers"}
 class SwarmDemo:
     """A demo of processes that runs or has run. Views read it; `folder` is where everybody's state is."""
 
-    def __init__(self, config: DemoConfig, records: Records, folder: Path) -> None:
+    def __init__(
+        self, config: DemoConfig, records: Records, folder: Path, *, page: int | None = None
+    ) -> None:
+        """`page` is the port of the trainer's page, 0 for any; without one there is no page."""
         self.config = config
+        self._page_port = page
+        self.page = ""
+        """Where the trainer's page is, once it is there."""
         self.records = records
         self.folder = folder
         self.members: list[Member] = []
@@ -101,7 +107,7 @@ class SwarmDemo:
         write_run(self._run, told, sealed)
 
     def _verification(self) -> VerificationTable:
-        """Groups that are asked for go to the trainer alone, which then looks itself; else verifiers vouch for them."""
+        """Groups that are asked for are used at once, so the trainer looks itself; else verifiers vouch for them first."""
         if not self.config.hostile:
             return VerificationTable()
         policy: Literal["self", "sampled"] = "self" if self.config.mode == "sequential" else "sampled"
@@ -141,6 +147,7 @@ class SwarmDemo:
             "trainer",
             "trainer",
             *("--steps", str(self.config.steps), "--first-samplers", str(len(engines) + len(cheats))),
+            *(() if self._page_port is None else ("--page", str(self._page_port))),
             *met,
         )
         for number, engine in enumerate(engines, 1):
@@ -188,6 +195,8 @@ class SwarmDemo:
 
         def heard(event: Mapping[str, Any]) -> None:
             member.hear(event)
+            if event["event"] == "page":
+                self.page = str(event["url"])
             self._tell()
 
         child = Child(name, node([*command, *places, *words]), self.folder / f"{name}.log", heard)

@@ -92,6 +92,10 @@ class Shown(Protocol):
     @property
     def model_bytes(self) -> int: ...
 
+    @property
+    def page(self) -> str:
+        """Where a page about it is; nothing, if there is none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Caught:

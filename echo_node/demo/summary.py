@@ -81,8 +81,6 @@ def _what_was_found(demo: Shown) -> str:
     if found:
         looked = ", ".join(f"{count:,} {name}" for name, count in found.most_common())
         return f"The verifier looked at {found.total():,} groups: {looked}."
-    if demo.config.mode == "sequential":
-        return "The verifier saw no groups: those that the trainer asks for go to it alone."
     return "The verifier had no time to look at a group."
 
 

@@ -33,6 +33,7 @@ class Demo:
 
     def __init__(self, config: DemoConfig, records: Records) -> None:
         self.config = config
+        self.page = ""
         self.records = records
         self.samplers: list[Node] = []
         self.members: tuple[Member, ...] = ()

@@ -81,6 +81,8 @@ def panel(demo: Shown) -> RenderableType:
     )
     if demo.members:
         _add_swarm(grid, demo)
+    if demo.page:
+        grid.add_row("page", demo.page)
     return Panel(
         grid,
         title=f"echo-node demo, {_mode(demo)}",
