@@ -1,9 +1,11 @@
 # Every task of the project. `make` alone lists them.
-# Options: PYTHON=python3.12 (which Python to build .venv from), ARGS="…" (passed on), SECONDS=60 (fuzz).
+# Options: PYTHON=python3.12 (which Python to build .venv from), ARGS="…" (passed on), WORKERS=2 (tests at a time),
+# SECONDS=60 (fuzz).
 
 PYTHON  ?= python3
 ARGS    ?=
 SECONDS ?= 60
+WORKERS ?= 2
 
 BIN    := .venv/bin
 HOUSE  := .venv/.ready
@@ -36,8 +38,8 @@ $(CHROME): Makefile tools/setup.py | $(HOUSE)
 demo: $(HOUSE) ## a whole swarm on this machine (ARGS="…")
 	@$(BIN)/echo-node demo $(ARGS)
 
-test: setup ## the tests (ARGS="-k name")
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup ## the tests (ARGS="-k name", WORKERS=2)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 slow: setup ## the long forms of the tests
 	@$(BIN)/python -m pytest -m slow $(ARGS)
@@ -47,7 +49,7 @@ check: setup ## the gate: format, lint, types, arrows, tests
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 bench: $(HOUSE) ## every benchmark, one after the other
 	@set -e; for file in $$(grep -l '__main__' benchmarks/*.py); do \
