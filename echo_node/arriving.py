@@ -46,6 +46,7 @@ async def arrive(
     folder: Path,
     *,
     link: Link | None = None,
+    most_disk: int | None = None,
     tell: Callable[[str], None] = lambda _words: None,
 ) -> Path:
     """The run's model in `folder`/model, with its weights in a store beside it. Goes on trying until it has them."""
@@ -55,7 +56,7 @@ async def arrive(
     with boundary(ConfigError, f"making {model}", advice="give another folder with --state"):
         model.mkdir(parents=True, exist_ok=True)
     await _patiently(lambda: _fetch_files(network, manifest.message, model), tell)
-    await _patiently(lambda: _fetch_weights(network, manifest, folder, model, link, tell), tell)
+    await _patiently(lambda: _fetch_weights(network, manifest, folder, model, link, most_disk, tell), tell)
     return model
 
 
@@ -102,6 +103,7 @@ async def _fetch_weights(
     folder: Path,
     model: Path,
     link: Link | None,
+    most_disk: int | None,
     tell: Callable[[str], None],
 ) -> None:
     rules = Rules.of(manifest)
@@ -118,13 +120,7 @@ async def _fetch_weights(
         named=_helpers(network, manifest.message),
         floor=floor,
     ) as store:
-        room = shutil.disk_usage(folder).free
-        needed = _SPARE * 2 * store.flat.anchor_size
-        if room < needed:
-            raise ConfigError(
-                f"the weights need {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are free in {folder}",
-                advice="make room, or give a folder on another disk with --state",
-            )
+        _check_room(_SPARE * 2 * store.flat.anchor_size, folder, most_disk)
         puller = Puller(network, store, named=_helpers(network, manifest.message), tell=say)
         failed: EchoError | None = None
         async with puller.work():
@@ -146,3 +142,17 @@ async def _fetch_weights(
             draft.replace(model / _WEIGHTS)
 
         await trio.to_thread.run_sync(write)
+
+
+def _check_room(needed: float, folder: Path, most: int | None) -> None:
+    room = shutil.disk_usage(folder).free
+    if most is not None and most < needed:
+        raise ConfigError(
+            f"the weights need {needed / 1e9:.2f} GB, and --max-disk allows {most / 1e9:.2f}",
+            advice="allow more, or take another run",
+        )
+    if room < needed:
+        raise ConfigError(
+            f"the weights need {needed / 1e9:.2f} GB, and {room / 1e9:.2f} GB are free in {folder}",
+            advice="make room, or give a folder on another disk with --state",
+        )

@@ -21,6 +21,7 @@ from echo_node import program, state
 from echo_node.allowance import EVERYTHING, Allowance
 from echo_node.arriving import arrive
 from echo_node.control.serving import NodeHand, under_control
+from echo_node.engine.machine import free_cores
 from echo_node.errors import ConfigError
 from echo_node.events import Events, ToldSteps, tell_progress
 from echo_node.ledger import Ledger
@@ -38,6 +39,9 @@ from protocol import Identity, Manifest, Opened, peer_id
 
 Role: TypeAlias = Literal["sampler", "trainer", "verifier", "bootstrap"]
 ROLES: Final[tuple[Role, ...]] = ("sampler", "trainer", "verifier", "bootstrap")
+DISK: Final = "disk"
+DISK_SECONDS: Final = 30.0
+"""Between two looks at how much the state takes."""
 DRAIN_SECONDS: Final = 10.0
 """For delivering what is made; what is not delivered then is on disk, and goes out at the next start."""
 WITHOUT_END: Final = 1_000_000_000
@@ -112,6 +116,7 @@ class _Session:
         self._gate = Gate(events.tell)
         self._node: Node | None = None
         self._network: Libp2pNetwork | None = None
+        self._next_word = 0.0
         self.identity = place.identity()
 
     def check(self, told: Manifest) -> None:
@@ -250,7 +255,8 @@ class _Session:
                 manifest,
                 folder,
                 link=sought.link,
-                tell=lambda words: tell("fetching", words, text=words),
+                most_disk=wishes.allowance.disk,
+                tell=self._tell_fetching,
             )
         else:
             model = await trio.to_thread.run_sync(model_folder, wishes.model)
@@ -262,6 +268,21 @@ class _Session:
             name=run.told.name,
         )
         return run
+
+    def _tell_fetching(self, words: str) -> None:
+        """How far it is, once a second at most."""
+        now = trio.current_time()
+        if now >= self._next_word:
+            self._next_word = now + 1.0
+            self._events.tell("fetching", words, text=words)
+
+    async def _watch_disk(self) -> None:
+        """Pause while the state takes more than is allowed."""
+        allowed = self._wishes.allowance.disk
+        while allowed is not None:
+            taken = await run_abandonable(self._place.size)
+            (self._gate.close if taken > allowed else self._gate.open)(DISK)
+            await trio.sleep(DISK_SECONDS)
 
     async def _work(self, run: Run, network: Libp2pNetwork) -> None:
         folder = self._place.run(run.id)
@@ -281,6 +302,7 @@ class _Session:
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell_progress, node, network, self._events)
+            nursery.start_soon(self._watch_disk)
             await self._do_role(node, folder)
             nursery.cancel_scope.cancel()
 
@@ -298,7 +320,16 @@ class _Session:
             with Ledger(folder / "ledger.sqlite") as ledger:
                 await node.verify(threads=wishes.threads, ledger=ledger)
         else:
-            await node.sample(slots_per_call=wishes.slots, engine_class=wishes.engine, threads=wishes.threads)
+            engine = wishes.engine or node.best_class()
+            threads = wishes.threads or free_cores()
+            self._events.tell(
+                "engine",
+                f"it samples with {engine} (device {wishes.allowance.device}, {threads} threads, {wishes.slots} groups at a time)",
+                engine=engine,
+                threads=threads,
+                slots=wishes.slots,
+            )
+            await node.sample(slots_per_call=wishes.slots, engine_class=engine, threads=wishes.threads)
 
 
 async def _sit() -> None:

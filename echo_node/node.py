@@ -144,7 +144,7 @@ class Node:
         named, or the best that the run allows.
         """
         self._role = "sampler"
-        chosen_class = engine_class or (self._best_class() if engine is None else "")
+        chosen_class = engine_class or (self.best_class() if engine is None else "")
         async with (
             self._worker(chosen_class, slots_per_call * self._run.told.sampling.group_size, threads)
             if engine is None
@@ -349,7 +349,8 @@ class Node:
             async with open_outbox((self._folder or Path(passing)) / "outbox.sqlite") as outbox:
                 yield outbox
 
-    def _best_class(self) -> str:
+    def best_class(self) -> str:
+        """The fastest engine of this machine that the run allows."""
         return best_class({tolerance.engine for tolerance in self._run.told.engines})
 
     @asynccontextmanager

@@ -16,7 +16,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -68,6 +68,15 @@ class StateFolder:
         """A person has a backup of this one's key."""
         with boundary(StoreError, f"writing {self.backup_mark}", advice=_ADVICE):
             self.backup_mark.write_text(f"{peer_id}\n")
+
+    def size(self) -> int:
+        """How many bytes it takes on disk, holes left out. Blocks."""
+        total = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with suppress(OSError):  # it may be gone by now
+                    total += 512 * os.lstat(os.path.join(folder, name)).st_blocks  # noqa: PTH118 - many files
+        return total
 
     def run(self, run_id: bytes) -> Path:
         """The folder of a run, made if need be."""
