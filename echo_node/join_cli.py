@@ -36,20 +36,31 @@ def join(
     seeds: Annotated[
         list[str] | None,
         typer.Option(
-            "--seed", help="A node to meet others at, as a multiaddress with its peer id. May be repeated."
+            "--seed",
+            help="A node to meet others at, as a multiaddress with its peer id. May be repeated.",
+            rich_help_panel="Network",
         ),
     ] = None,
     listen: Annotated[
         list[str] | None,
-        typer.Option(help="Where to listen, as a multiaddress; any free port if left out. May be repeated."),
+        typer.Option(
+            help="Where to listen, as a multiaddress; any free port if left out. May be repeated.",
+            rich_help_panel="Network",
+        ),
     ] = None,
     announce: Annotated[
         list[str] | None,
         typer.Option(
-            help="An address that others can dial, where this machine does not know it. May be repeated."
+            help="An address that others can dial, where this machine does not know it. May be repeated.",
+            rich_help_panel="Network",
         ),
     ] = None,
-    lan: Annotated[bool, typer.Option(help="Also look for nodes on the local network (mDNS).")] = False,
+    lan: Annotated[
+        bool,
+        typer.Option(
+            "--lan", help="Also look for nodes on the local network (mDNS).", rich_help_panel="Network"
+        ),
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(
@@ -59,49 +70,106 @@ def join(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="Sampler: the class of its engine, such as llama/f16; the best that runs if left out."
+            help="The class of its engine, such as llama/f16; the best that runs if left out.",
+            rich_help_panel="Sampler",
         ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="How many threads compute.")] = None,
-    slots: Annotated[int, typer.Option(min=1, max=512, help="Sampler: groups that are made together.")] = 16,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="How many threads compute.", rich_help_panel="This machine")
+    ] = None,
+    slots: Annotated[
+        int,
+        typer.Option(
+            min=1, max=512, help="Groups that are made together.", rich_help_panel="Sampler"
+        ),
+    ] = 16,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Trainer: steps to take; until it is stopped if left out.")
+        int | None,
+        typer.Option(
+            min=1, help="Steps to take; until it is stopped if left out.", rich_help_panel="Trainer"
+        ),
     ] = None,
     first_samplers: Annotated[
-        int, typer.Option(min=1, help="Trainer: how many samplers must have joined before it begins.")
+        int,
+        typer.Option(
+            min=1,
+            help="How many samplers must have joined before it begins.",
+            rich_help_panel="Trainer",
+        ),
     ] = 1,
     nproc: Annotated[
         int,
-        typer.Option(min=1, max=64, help="Trainer: in how many processes it computes, under torchrun."),
+        typer.Option(
+            min=1,
+            max=64,
+            help="In how many processes it computes, under torchrun.",
+            rich_help_panel="Trainer",
+        ),
     ] = 1,
     promote: Annotated[
         bool,
         typer.Option(
-            help="Trainer: ask the electors to lead as soon as the leader's lease is over. Only needed where fewer than"
-            " three electors are named: else a trainer that stands by asks by itself."
+            "--promote",
+            help="Ask the electors to lead as soon as the leader's lease is over. Only needed where fewer than"
+            " three electors are named: else a trainer that stands by asks by itself.",
+            rich_help_panel="Trainer",
         ),
     ] = False,
     device: Annotated[
-        str, typer.Option(help="Where the engine computes: auto, cpu, cuda or mps.", show_default=False)
+        str,
+        typer.Option(
+            help="Where the engine computes: auto, cpu, cuda or mps.",
+            show_default=False,
+            rich_help_panel="This machine",
+        ),
     ] = "auto",
     max_memory: Annotated[
-        str | None, typer.Option(help="The most that the engine may take, such as 4GB.", show_default=False)
+        str | None,
+        typer.Option(
+            help="The most that the engine may take, such as 4GB.",
+            show_default=False,
+            rich_help_panel="This machine",
+        ),
     ] = None,
     max_disk: Annotated[
-        str | None, typer.Option(help="The most that the state may take, such as 20GB.", show_default=False)
+        str | None,
+        typer.Option(
+            help="The most that the state may take, such as 20GB.",
+            show_default=False,
+            rich_help_panel="This machine",
+        ),
     ] = None,
     max_up: Annotated[
         str | None,
-        typer.Option(help="The most of weights that is sent a second, such as 2MB.", show_default=False),
+        typer.Option(
+            help="The most of weights that is sent a second, such as 2MB.",
+            show_default=False,
+            rich_help_panel="This machine",
+        ),
     ] = None,
     max_down: Annotated[
         str | None,
-        typer.Option(help="The most of weights that is fetched a second, such as 5MB.", show_default=False),
+        typer.Option(
+            help="The most of weights that is fetched a second, such as 5MB.",
+            show_default=False,
+            rich_help_panel="This machine",
+        ),
     ] = None,
     nice: Annotated[
-        int, typer.Option(min=0, max=19, help="How far to give way to the machine's other work, up to 19.")
+        int,
+        typer.Option(
+            min=0,
+            max=19,
+            help="How far to give way to the machine's other work, up to 19.",
+            rich_help_panel="This machine",
+        ),
     ] = 0,
-    battery: Annotated[bool, typer.Option(help="Go on while the machine is on battery.")] = False,
+    battery: Annotated[
+        bool,
+        typer.Option(
+            "--battery", help="Go on while the machine is on battery.", rich_help_panel="This machine"
+        ),
+    ] = False,
     page: Annotated[
         int | None,
         typer.Option(
@@ -109,11 +177,17 @@ def join(
             max=65535,
             help="The port of the page about this node, on this machine only; 0 for any. On a terminal it is 8420.",
             show_default=False,
+            rich_help_panel="Page",
         ),
     ] = None,
-    no_page: Annotated[bool, typer.Option("--no-page", help="No page.")] = False,
+    no_page: Annotated[bool, typer.Option("--no-page", help="No page.", rich_help_panel="Page")] = False,
     page_buttons: Annotated[
-        bool, typer.Option(help="Let the page pause the node, for whoever has the address that is printed.")
+        bool,
+        typer.Option(
+            "--page-buttons",
+            help="Let the page pause the node, for whoever has the address that is printed.",
+            rich_help_panel="Page",
+        ),
     ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Work for a run that was found on the network without asking.")
@@ -124,8 +198,10 @@ def join(
 ) -> None:
     """Take part in a run: sample for it, train it or verify it. Or be a seed, by which nodes find each other.
 
-    Ctrl-C or SIGTERM ends it in order; a second one at once. The key, the weights and whatever is not delivered yet are
-    kept in the state's folder, and the next start goes on from there.
+    A volunteer needs a link and nothing else: echo-node join --role sampler echo:…
+
+    Ctrl-C or SIGTERM ends it in order: what is made is delivered first; a second one ends it at once. The key, the weights and
+    whatever is not delivered are kept in the state's folder, and the next start goes on from there.
     """
     from echo_node.allowance import Allowance, amount
     from echo_node.config import state_home
