@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from echo_node.errors import ConfigError, boundary
 
 M = TypeVar("M", bound=BaseModel)
+_PROBLEMS = {"missing": "{name} is missing", "extra_forbidden": "there is no setting {name}"}
 
 
 class DemoConfig(BaseModel):
@@ -58,7 +59,9 @@ def load_config(model: type[M], file: Path | None = None, overrides: Sequence[st
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{name}: {first['msg']}", advice="--help lists what there is") from None
+        where = f"{file}: " if file is not None else ""
+        what = _PROBLEMS.get(first["type"], "{name}: {msg}").format(name=name, msg=first["msg"])
+        raise ConfigError(f"{where}{what}", advice=_known(model, first["loc"][:-1])) from None
 
 
 def write_resolved(config: BaseModel, file: Path) -> None:
@@ -95,6 +98,17 @@ def no_color() -> bool:
     return bool(os.environ.get("NO_COLOR"))
 
 
+def _known(model: type[BaseModel], tables: Sequence[int | str]) -> str:
+    """What a person may write there."""
+    for table in tables:
+        field = model.model_fields.get(str(table))
+        inner = field.annotation if field is not None else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        model = inner
+    return f"the settings are {', '.join(model.model_fields)}"
+
+
 def _toml(value: Any) -> str:
     """A plain value, or a quoted key. TOML is JSON here, but for the one character that JSON leaves as it is."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -103,7 +117,10 @@ def _toml(value: Any) -> str:
 def _set(told: dict[str, Any], word: str) -> None:
     path, equals, text = word.partition("=")
     if not equals or not path:
-        raise ConfigError(f"--set takes name=value, not {word!r}")
+        raise ConfigError(
+            f"--set takes name=value, not {word!r}",
+            advice="such as steps=5; table.name=5 for what is in a table",
+        )
     with boundary(ConfigError, f"reading --set {word!r}"):
         word.encode()  # half a character is in nobody's alphabet
     try:

@@ -6,32 +6,52 @@ It looks and changes nothing. The command imports its rooms when it runs.
 from __future__ import annotations
 
 import json
-import platform
-import sys
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from echo_node.keys_cli import State
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One thing that was looked at. `fine` is None where it may well be missing."""
-
-    room: str
-    what: str
-    fine: bool | None
-    says: str
+if TYPE_CHECKING:
+    from echo_node.doctor import Point
 
 
 def doctor(
-    *, as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each point.")] = False
+    *,
+    seeds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--seed",
+            help="A node to try the network with, as a multiaddress with its peer id; those of the runs in the state,"
+            " or else the public ones, if left out. May be repeated.",
+        ),
+    ] = None,
+    state: State = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each point.")] = False,
 ) -> None:
-    """Look at this machine: Python, cores and memory, engines, contracts, and how tightly contracts are jailed.
+    """Look at this machine: Python, memory, clock, compiler, libraries, ports, disk, key, engines, contracts and their jail,
+    and the way into the swarm.
 
-    Ends with 1 if something is wrong that a node cannot do without.
+    Every finding that is not fine says how to mend it. Ends with 1 if something is wrong that a node cannot do without.
     """
-    points = [*_machine(), *_engines(), *_contracts(), *_jail()]
+    from echo_node.config import state_home
+    from echo_node.doctor import abilities, building, clock, libraries, machine, ports, reaching, storing
+    from echo_node.net.meeting.seeds import parse_seeds
+
+    folder = (state or state_home()).absolute()
+    parse_seeds(seeds or ())
+    points = [
+        *machine.look(),
+        *clock.look(folder),
+        *building.look(),
+        *libraries.look(),
+        *ports.look(),
+        *storing.look(folder),
+        *abilities.look(),
+        *reaching.look(seeds or _known_seeds(folder)),
+    ]
     if as_json:
         for point in points:
             typer.echo(json.dumps(asdict(point)))
@@ -41,76 +61,43 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _machine() -> list[Point]:
-    from echo_node.engine.machine import available_memory, cores, free_cores
+def _known_seeds(folder: Path) -> list[str]:
+    """Those of the runs that this node holds something of; else the public ones. What cannot be read is left out."""
+    from bootstrap import public_seeds
+    from echo_node.errors import ConfigError
+    from echo_node.net.meeting.seeds import skim_seeds
+    from echo_node.runfile import read_manifest
 
-    memory = available_memory()
-    return [
-        Point("machine", "Python", (3, 11) <= sys.version_info[:2] <= (3, 13), platform.python_version()),
-        Point("machine", "cores", True, f"{len(cores())}, of which {free_cores()} are free now"),
-        Point(
-            "machine",
-            "memory",
-            None if memory is None else memory > 2**30,
-            "this system does not tell" if memory is None else f"{memory / 1e9:.1f} GB free",
-        ),
-    ]
-
-
-def _engines() -> list[Point]:
-    from echo_node.engine.kinds import kinds
-
-    found = kinds()
-    points = [
-        Point(
-            "engines",
-            kind.engine_class,
-            True if kind.installed else None,
-            f"on {kind.device}" if kind.installed else f"{kind.why_not}: {kind.install}",
-        )
-        for kind in found
-    ]
-    if not any(kind.installed for kind in found):
-        points.append(Point("engines", "any", False, f"a sampler needs one: {found[0].install}"))
-    return points
-
-
-def _contracts() -> list[Point]:
-    from echo_node.contract import available
-
-    return [
-        Point("contracts", f"{each.name} {each.version}".strip(), True, each.package or "built in")
-        for each in available()
-    ]
-
-
-def _jail() -> list[Point]:
-    from echo_node.contract.sandbox import layers
-    from echo_node.errors import EchoError
-
-    try:
-        found = layers()
-    except EchoError as error:
-        return [Point("jail", "contracts", False, str(error))]
-    return [
-        Point("jail", layer.name, True if layer.active else None, "active" if layer.active else layer.why_not)
-        for layer in found
-    ]
+    found: list[str] = []
+    for file in sorted(folder.glob("runs/*/weights/manifest")):
+        try:
+            found += read_manifest(file).message.seeds
+        except ConfigError:
+            continue
+    return [seed.text for seed in skim_seeds(found or public_seeds())]
 
 
 def _print(points: list[Point]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from echo_node.config import no_color
+    from echo_node.errors import one_line
 
     console = Console(no_color=no_color(), highlight=False)
     signs = {True: "✓", None: "–", False: "✗"}
     table = Table("", "", "what", "", show_header=False)
     for point in points:
-        table.add_row(signs[point.fine], point.room, point.what, point.says)
+        table.add_row(signs[point.fine], point.room, Text(one_line(point.what)), Text(one_line(point.says)))
     console.print(table)
-    wrong = [point for point in points if point.fine is False]
-    console.print(
-        f"{len(wrong)} things are wrong." if wrong else "Nothing is wrong. – marks what this machine has not."
-    )
+    for point in points:
+        if point.fix:
+            console.print(
+                f"{signs[point.fine]} {point.room}, {one_line(point.what)}: {one_line(point.fix)}",
+                markup=False,
+                soft_wrap=True,
+            )
+    wrong = sum(point.fine is False for point in points)
+    told = "1 thing is wrong" if wrong == 1 else f"{wrong} things are wrong"
+    console.print(f"{told}." if wrong else "Nothing is wrong. – marks what this machine has not.")

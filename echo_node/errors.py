@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LONGEST = 600  # characters of one error: a peer may choose the text that ends up in it
+_SPEAKS_IN_SENTENCES = frozenset({"protocol", "tomllib", "multiaddr"})
+"""Packages whose errors say all in their text, so that the name of a class adds nothing for a person."""
 
 
 class EchoError(Exception):
@@ -74,7 +76,7 @@ def boundary(failed: type[EchoError], doing: str, *, advice: str = "") -> Iterat
     except Exception as cause:
         if isinstance(cause, ExceptionGroup) and cause.split(EchoError)[1] is None:
             raise  # a nursery whose every failure names its culprit
-        raise failed(f"{doing}: {_reason(cause)}", advice=advice) from cause
+        raise failed(f"{doing}: {_reason(cause, doing)}", advice=advice) from cause
 
 
 def one_line(text: str) -> str:
@@ -83,8 +85,13 @@ def one_line(text: str) -> str:
     return plain if len(plain) <= LONGEST else plain[: LONGEST - 1] + "…"
 
 
-def _reason(cause: Exception) -> str:
+def _reason(cause: Exception, doing: str) -> str:
     while isinstance(cause, ExceptionGroup):
         cause = cause.exceptions[0]
     name, text = type(cause).__name__, str(cause)
+    if isinstance(cause, OSError) and cause.strerror:
+        file = "" if cause.filename is None else str(cause.filename)
+        return cause.strerror if not file or file in doing else f"{cause.strerror}: {file}"
+    if text and type(cause).__module__.partition(".")[0] in _SPEAKS_IN_SENTENCES:
+        return text
     return f"{name}: {text}" if text else name

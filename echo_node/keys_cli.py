@@ -23,6 +23,7 @@ PassphraseFile = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
+_FIRST_LINE = "give --passphrase-file a file whose first line is the passphrase"
 
 
 @app.command()
@@ -138,7 +139,10 @@ def _passphrase(file: Path | None, *, twice: bool) -> str:
     from echo_node.errors import ConfigError, boundary
 
     if file is not None:
-        with boundary(ConfigError, f"reading {file}"), file.open(encoding="utf-8") as lines:
+        with (
+            boundary(ConfigError, f"reading {file}", advice=_FIRST_LINE),
+            file.open(encoding="utf-8") as lines,
+        ):
             return lines.readline(4 * LONGEST_PASSPHRASE).rstrip("\r\n")
     try:
         Path("/dev/tty").open("rb").close()

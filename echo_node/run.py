@@ -217,7 +217,7 @@ def draft(
         verification=verification,
         verifiers=tuple(verifiers),
     )
-    with boundary(ConfigError, "writing the manifest"):
+    with boundary(ConfigError, "writing the manifest", advice="change what is named first in the run's file"):
         return seal(manifest, author, ZERO)
 
 

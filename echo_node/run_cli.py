@@ -77,6 +77,8 @@ def new(
 
     told = read_run_file(file, changes or ())
     sealed = new_run(told, prepared(state or state_home()).identity())
+    if told.algorithm:
+        _check_algorithm(open_manifest(sealed).message)
     folder = out or file.with_suffix("")
     write_run(folder, told, sealed)
     run = open_manifest(sealed).id.hex()
@@ -174,6 +176,16 @@ def close(run: Named, *, state: State = None) -> None:
     manifest, folder = _own(run, state)
     (folder / OPEN).unlink(missing_ok=True)
     typer.echo(f"{manifest.message.name} is closed: only who has its link or its id finds it")
+
+
+def _check_algorithm(manifest: Manifest) -> None:
+    """Its numbers are read by the trainer, which needs torch: on a machine without, the trainer is the first to see them."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is not None:
+        from echo_node.trainer.settings import training_settings
+
+        training_settings(manifest)
 
 
 def _own(run: Path, state: Path | None) -> tuple[Opened[Manifest], Path]:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from echo_node import embedded
 from echo_node.config import load_config, write_resolved
 from echo_node.contract import load
-from echo_node.errors import ConfigError, boundary
+from echo_node.errors import ConfigError, StoreError, boundary
 from echo_node.models.finding import find_model
 from echo_node.run import ENGINES, Run, draft
 from protocol import (
@@ -150,10 +150,18 @@ def write_run(folder: Path, told: RunFile, sealed: bytes) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / MANIFEST).exists():
             raise ConfigError(f"{folder} holds a run already", advice="give another folder with --out")
-        (folder / MANIFEST).write_bytes(sealed)
+    with boundary(
+        StoreError, f"writing {folder}", advice="make room on that disk, or give another folder with --out"
+    ):
         model = Path(told.model).expanduser()
         absolute = str(model.resolve()) if model.exists() else told.model
         write_resolved(told.model_copy(update={"model": absolute}), folder / RUN_FILE)
+        drawn = folder / f"{MANIFEST}.new"
+        try:
+            drawn.write_bytes(sealed)
+            drawn.replace(folder / MANIFEST)  # the last: a folder that has it has all of it
+        finally:
+            drawn.unlink(missing_ok=True)
 
 
 def read_manifest(named: Path) -> Opened[Manifest]:

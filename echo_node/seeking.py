@@ -50,7 +50,7 @@ def meant(text: str | None, author: Identity) -> Path | Sought:
             link = Link.parse(text)
         except ProtocolError as error:
             raise ConfigError(
-                f"that is no whole link: {error}", advice="paste all of it, from echo: on"
+                f"that is no whole link: {error}", advice="it goes from echo: to its last character"
             ) from None
         return Sought(link.run, link)
     path = Path(text)
@@ -58,6 +58,11 @@ def meant(text: str | None, author: Identity) -> Path | Sought:
         return Sought(bytes.fromhex(text))
     if path.suffix == ".toml" and path.is_file():
         return _sealed(path, author)
+    if not path.exists():
+        raise ConfigError(
+            f"there is no run in {text}",
+            advice="give a run's folder, its manifest's or TOML file, its id of 64 digits, or its link from echo: on",
+        )
     return path
 
 

@@ -310,8 +310,13 @@ class WorkerEngine:
             return EngineError(f"{self._name} was closed while {doing}", advice="make another")
         what = f"{self._name} died while {doing}: "
         what += process.cause() if gone else f"{error.what}, and it was killed"
-        if lines := process.last_lines():
+        if (lines := process.last_lines()) and lines not in what:
             what += f"; its last lines: {lines}"
+        if "out of memory" in what:
+            return EngineError(
+                what,
+                advice="load the weights and call again, once more memory is free or allowed (--max-memory), or take a smaller model",
+            )
         return EngineError(what, advice="load the weights and call again: a new process starts by itself")
 
     def _give_up(self, process: EngineProcess) -> None:

@@ -7,6 +7,8 @@ peers, streams and addresses, and nothing of gossip, of the DHT or of what the s
 from __future__ import annotations
 
 import logging
+import re
+import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
@@ -410,6 +412,8 @@ async def running(host: HardHost, listen: Sequence[str]) -> AsyncGenerator[None]
     """The host, listening on these addresses, until the context is left; its connections are closed then."""
     with boundary(ConfigError, "the addresses to listen on", advice="one looks like /ip4/0.0.0.0/tcp/4001"):
         wanted = [Multiaddr(each) for each in listen]
+    for each in wanted:
+        _check_free(each)
     async with host.run(wanted):
         if wanted and not host.get_network().listeners:
             raise ConfigError(
@@ -421,6 +425,25 @@ async def running(host: HardHost, listen: Sequence[str]) -> AsyncGenerator[None]
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(HANDSHAKE_SECONDS):
                 await host.close()
+
+
+def _check_free(address: Multiaddr) -> None:
+    """The library would listen everywhere for a name, and beside another node on one port, of whose callers each gets some."""
+    found = re.fullmatch(r"/ip([46])/([^/]+)/tcp/(\d+)", str(address))
+    if found is None:
+        raise ConfigError(f"cannot listen on {address}", advice="one looks like /ip4/0.0.0.0/tcp/4001")
+    family = socket.AF_INET if found[1] == "4" else socket.AF_INET6
+    with socket.socket(family) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            tried.bind((found[2], int(found[3])))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {address}: {error.strerror}",
+                advice="another program may use the port; give another one, or 0 for any",
+            ) from None
 
 
 async def _nothing(_peer: ID) -> None:

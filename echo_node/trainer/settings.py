@@ -36,7 +36,7 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
     grpo = _take(params, GrpoSettings, set())
     step = _take(params, StepSettings, _FROM_ELSEWHERE)
     if params:
-        raise ConfigError(f"the algorithm has no number called {', '.join(sorted(params))}")
+        raise ConfigError(f"the algorithm has no number called {', '.join(sorted(params))}", advice=_known())
     with boundary(ConfigError, "reading the numbers of the algorithm"):
         return TrainingSettings(
             batch_groups=batch,
@@ -47,6 +47,11 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
                 grpo=GrpoSettings(**grpo),
             ),
         )
+
+
+def _known() -> str:
+    names = {field.name for cls in (GrpoSettings, StepSettings) for field in dataclasses.fields(cls)}
+    return f"it has {', '.join(sorted({'batch_groups', *names} - _FROM_ELSEWHERE))}"
 
 
 def _take(params: dict[str, Any], cls: type, leave: set[str]) -> dict[str, Any]:

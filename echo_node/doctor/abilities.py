@@ -1,0 +1,53 @@
+"""What a node here could do: engines to sample with, contracts to work for, and how tightly those are jailed."""
+
+from __future__ import annotations
+
+from echo_node.contract import available
+from echo_node.contract.sandbox import layers
+from echo_node.doctor.point import Point, lacking, well, wrong
+from echo_node.engine.kinds import kinds
+from echo_node.errors import EchoError
+
+
+def look() -> list[Point]:
+    return [*_engines(), *_contracts(), *_jail()]
+
+
+def _engines() -> list[Point]:
+    try:
+        found = kinds()
+    except EchoError as error:
+        return [wrong("engines", "any", error.what, error.advice or "echo-node engines says more")]
+    points = [
+        well("engines", kind.engine_class, f"on {kind.device}")
+        if kind.installed
+        else lacking("engines", kind.engine_class, kind.why_not, kind.install)
+        for kind in found
+    ]
+    if not any(kind.installed for kind in found):
+        points.append(wrong("engines", "any", "a sampler needs one", found[0].install))
+    return points
+
+
+def _contracts() -> list[Point]:
+    return [
+        well("contracts", f"{each.name} {each.version}".strip(), each.package or "built in")
+        for each in available()
+    ]
+
+
+def _jail() -> list[Point]:
+    try:
+        found = layers()
+    except EchoError as error:
+        fix = error.advice or "contracts of others do not run here: take a Linux with namespaces and seccomp"
+        return [wrong("jail", "contracts", error.what, fix)]
+    return [
+        well("jail", layer.name, "active")
+        if layer.active
+        else lacking("jail", layer.name, layer.why_not, _LOOSER)
+        for layer in found
+    ]
+
+
+_LOOSER = "the other layers hold; a newer kernel, or a container that may make namespaces, has this one too"

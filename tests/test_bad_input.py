@@ -1,0 +1,429 @@
+"""Whatever a person writes wrongly, or a machine has wrong: one line that says what, why and what to do, an exit code that
+means something, no traceback, and nothing damaged.
+
+Each case runs the whole program in this process, as `echo-node WORDS`, in a folder with a state, a run and a TOML file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from echo_node import introducing, program, state
+from echo_node.backup import Cost, write_backup
+from echo_node.cli import app
+from echo_node.runfile import RunFile, new_run, write_run
+from protocol import Identity, Link, limits, open_manifest
+
+STRANGER = Identity(b"s" * 32)
+NOBODY = f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGER.peer_id}"
+LINK = str(Link(addresses=(NOBODY,), head=bytes(32), run=bytes(32), term=1, version=0))
+CLASS_NAME = re.compile(r"\b[A-Z]\w+(Error|Exception|Warning)\b")
+LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
+SAMPLE = ("join", "--role", "sampler", *LOOPBACK)
+SEED = ("join", "--role", "bootstrap", *LOOPBACK)
+GARBAGE = b"this is no database, and never was one. " * 200
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a case happens: `state`, `run`, `theirs` (a run of others), `run.toml`, and whatever `before` adds."""
+
+    path: Path
+    run_id: str
+
+    @property
+    def held(self) -> Path:
+        """What the node holds of the run."""
+        folder = self.path / "state" / "runs" / self.run_id
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def fingerprint(self) -> dict[str, str]:
+        files = (each for each in self.path.rglob("*") if each.is_file() and each.name != "lock")
+        return {
+            str(each.relative_to(self.path)): hashlib.sha256(each.read_bytes()).hexdigest() for each in files
+        }
+
+
+Before = Callable[[Place], "AbstractContextManager[object] | None"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`says` is in the line. A box of typer's own is more than one line. `{port}` in a word is one that is taken."""
+
+    id: str
+    words: tuple[str, ...]
+    says: str
+    code: int = 2
+    before: Before = lambda _place: None
+    box: bool = False
+
+
+def case(id_: str, words: str | tuple[str, ...], says: str, code: int = 2, **more) -> Case:
+    return Case(id_, tuple(words.split()) if isinstance(words, str) else words, says, code, **more)
+
+
+def usage(id_: str, words: str | tuple[str, ...], says: str) -> Case:
+    return case(id_, words, says, box=True)
+
+
+def toml(id_: str, says: str, text: str = "", *, code: int = 2, **lines: str) -> Case:
+    """`run new` on the good file with these lines instead."""
+
+    def before(place: Place) -> None:
+        good = {"name": '"a test"', "trainers": f'["{STRANGER.peer_id}"]'} | lines
+        told = "\n".join(f"{name} = {value}" for name, value in good.items() if value)
+        (place.path / "bad.toml").write_text(f"{told}\n{text}\n")
+
+    return case(f"toml: {id_}", "run new bad.toml --state state", says, code, before=before)
+
+
+def written(name: str, data: bytes | str) -> Before:
+    def before(place: Place) -> None:
+        path = place.path / name.replace("HELD", str(place.held))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data if isinstance(data, bytes) else data.encode())
+
+    return before
+
+
+def mode(name: str, bits: int) -> Before:
+    return lambda place: (place.path / name).chmod(bits)
+
+
+def damaged_manifest(place: Place) -> None:
+    file = place.path / "run" / "manifest"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def strangers_manifest(place: Place) -> None:
+    """The same words, said to be another's."""
+    file = place.path / "run" / "manifest"
+    data = file.read_bytes()
+    author = open_manifest(data).signer
+    assert author in data
+    file.write_bytes(data.replace(author, STRANGER.public))
+
+
+def another_node_runs(place: Place) -> AbstractContextManager[object]:
+    return state.opened(place.path / "state")
+
+
+@contextmanager
+def _as_nobody():
+    """Somebody who may not read what is ours. Who is no superuser takes the rights away from himself."""
+    if os.geteuid() != 0:
+        pytest.skip("only a superuser can be somebody else for a moment")
+    os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextmanager
+def _full_disk(folder: Path):
+    folder.mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", "size=4k,mode=700", "tmpfs", str(folder))
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no small disk can be mounted here")
+    try:
+        with (folder / "filler").open("wb", buffering=0) as file:
+            try:
+                while file.write(b"x" * 512):
+                    pass
+            except OSError:
+                pass
+        (folder / "filler").rename(folder / "lock")
+        yield
+        assert [each.name for each in folder.iterdir() if each.is_file() and each.stat().st_size] == ["lock"]
+    finally:
+        subprocess.run(("umount", str(folder)), check=True)
+
+
+@contextmanager
+def _short_patience():
+    before, introducing.LOOK_SECONDS = introducing.LOOK_SECONDS, 0.5
+    try:
+        yield
+    finally:
+        introducing.LOOK_SECONDS = before
+
+
+def backup_of(identity: Identity) -> str:
+    return write_backup(identity, "the right passphrase", Cost(doublings=14))
+
+
+def with_backup(passphrase: str) -> Before:
+    def before(place: Place) -> None:
+        written("backup", backup_of(STRANGER))(place)
+        written("passphrase", passphrase + "\n")(place)
+
+    return before
+
+
+CASES = (
+    # words
+    usage("unknown command", "sampel", "sampel"),
+    usage("unknown flag", "join --rolle sampler run", "--rolle"),
+    usage("no role", "join run", "--role"),
+    usage("no steps", "join --role trainer --steps 0 run", "--steps"),
+    usage("negative threads", "join --role sampler --threads -2 run", "--threads"),
+    usage("no slots", "join --role sampler --slots 0 run", "--slots"),
+    usage("a port that there is not", "join --role sampler --page 99999 run", "--page"),
+    usage("too nice", "join --role sampler --nice 30 run", "--nice"),
+    usage("a number that is none", "join --role trainer --steps many run", "--steps"),
+    case("unknown role", "join --role spectator run", "spectator"),
+    case("nproc of a sampler", "join --role sampler --nproc 2 run", "--nproc is for trainers"),
+    case("unknown device", "join --role sampler --device tpu run", "tpu"),
+    case("memory in words", "join --role sampler --max-memory lots run", "--max-memory"),
+    case("negative disk", "join --role sampler --max-disk=-5GB run", "--max-disk"),
+    case("no upload at all", "join --role sampler --max-up 0 run", "--max-up"),
+    case("page and no page", "join --role sampler --page 0 --no-page run", "contradict"),
+    # which run
+    case("no run, nobody to ask", SAMPLE, "a run is missing"),
+    case("link cut short", (*SAMPLE, LINK[:-4]), "no whole link"),
+    case("link with a typo", (*SAMPLE, LINK[:40] + ("a" if LINK[40] != "a" else "b") + LINK[41:]), "no whole link"),
+    case("link of another scheme", (*SAMPLE, "http" + LINK[4:]), "echo:"),
+    case("id that nobody can be asked for", (*SAMPLE, "ab" * 32), "nobody is known who could be asked"),
+    case("id too short", (*SAMPLE, "abcdef0123"), "abcdef0123"),
+    case("folder that is not there", (*SAMPLE, "nowhere"), "nowhere"),
+    case("a link where a folder is wanted", ("run", "show", LINK), "no link"),
+    case("no seed reachable", (*SAMPLE, "--seed", NOBODY, "ab" * 32), "nobody", 1, before=lambda _: _short_patience()),
+    # addresses
+    case("seed in words", (*SEED, "--seed", "my friend's"), "my friend's"),
+    case("seed without a peer", (*SEED, "--seed", "/ip4/192.0.2.1/tcp/4001"), "peer id is missing"),
+    case("listen nowhere", "join --role bootstrap --listen nowhere", "nowhere"),
+    case("listen on a name", "join --role bootstrap --listen /dns4/example.org/tcp/1", "/dns4/example.org"),
+    case("announce nonsense", (*SEED, "--announce", "/ip9/here"), "/ip9/here"),
+    case("listen on a port in use", "join --role bootstrap --listen /ip4/127.0.0.1/tcp/{port}", "another program"),
+    case("page on a port in use", (*SEED, "--page", "{port}"), "{port}"),
+    case("doctor with a bad seed", "doctor --seed here", "here"),
+    # the run does not fit this node
+    case("trainer who is none", (*SAMPLE[:2], "trainer", "theirs"), "none of the run's trainers"),
+    case("verifier who is none", (*SAMPLE[:2], "verifier", "theirs"), "none of the run's verifiers"),
+    case("engine that there is not", (*SAMPLE, "--engine", "abacus", "run"), "abacus"),
+    case("engine that the run does not take", (*SAMPLE, "--engine", "torch/bf16", "run"), "torch/bf16"),
+    case("model that is not there", (*SAMPLE, "--model", "no-model", "run"), "no-model"),
+    case("model without a configuration", (*SAMPLE, "--model", "run", "run"), "config.json"),
+    case("model too large for the memory", (*SAMPLE, "--max-memory", "1MB", "run"), "--max-memory", 1),
+    # the key
+    case("key that others can read", (*SEED,), "chmod 600", 1, before=mode("state/key", 0o644)),
+    case("key that is garbage", "keys show", "identity", 1, before=written("state/key", b"short")),
+    case("restore of garbage", "keys restore backup", "no backup of a key", before=written("backup", b"\xff\0 hello")),
+    case("restore of a file that is not there", "keys restore nowhere", "nowhere"),
+    case(
+        "restore with another passphrase",
+        "keys restore backup --passphrase-file passphrase",
+        "not the passphrase",
+        before=with_backup("the wrong passphrase"),
+    ),
+    case(
+        "restore over another key",
+        "keys restore backup --passphrase-file passphrase",
+        "--replace",
+        1,
+        before=with_backup("the right passphrase"),
+    ),
+    case("restore without the passphrase's file", "keys restore backup --passphrase-file none", "none", before=with_backup("x")),
+    case("backup over a file", "keys backup --out run.toml", "there already"),
+    case(
+        "backup under a short passphrase",
+        "keys backup --passphrase-file passphrase",
+        "5 characters",
+        before=written("passphrase", "short\n"),
+    ),
+    # the state
+    case("state that is a file", "keys show --state run.toml", "run.toml", 1),
+    case("state under a file", "keys show --state run.toml/state", "run.toml", 1),
+    case("state of another kind", "keys show --state theirs", "something else", 1),
+    case("state of a newer format", (*SEED,), "'99'", 1, before=written("state/format", "99\n")),
+    case("state that may not be read", "keys show", "state", 1, before=lambda _: _as_nobody()),
+    case("two nodes on one state", (*SEED,), "another node runs", 1, before=another_node_runs),
+    case("full disk: key", "keys show --state full", "full", 1, before=lambda place: _full_disk(place.path / "full")),
+    case("full disk: run", "run new run.toml --out full/run", "full", 1, before=lambda place: _full_disk(place.path / "full")),
+    # databases
+    case("corrupt outbox", (*SAMPLE, "run"), "outbox.sqlite", 1, before=written("HELD/outbox.sqlite", GARBAGE)),
+    case("corrupt journal", (*SAMPLE[:2], "trainer", *LOOPBACK, "run"), "journal.sqlite", 1, before=written("HELD/journal.sqlite", GARBAGE)),
+    case("corrupt records", (*SAMPLE[:2], "trainer", *LOOPBACK, "run"), "records.sqlite", 1, before=written("HELD/records.sqlite", GARBAGE)),
+    case("corrupt ledger", (*SAMPLE[:2], "verifier", *LOOPBACK, "run"), "ledger.sqlite", 1, before=written("HELD/ledger.sqlite", GARBAGE)),
+    # manifests
+    case("manifest damaged", "run show run", "no manifest", before=damaged_manifest),
+    case("manifest said to be a stranger's", (*SAMPLE, "run"), "no manifest", before=strangers_manifest),
+    case("manifest too large", "run show big", "too large", before=written("big", bytes(limits.MANIFEST_BYTES * 2))),
+    case("manifest empty", "run show empty", "no manifest", before=written("empty", b"")),
+    # run files
+    toml("no TOML", "bad.toml", "this is = = not TOML"),
+    toml("no name", "name", name=""),
+    toml("unknown field", "colour", colour='"red"'),
+    toml("wrong type", "trainers", trainers="7"),
+    toml("bad peer id", "12D3KooWnobody", trainers='["12D3KooWnobody"]'),
+    toml("bad engine", "abacus", engines='["abacus"]'),
+    toml("bad seed", "over there", seeds='["over there"]'),
+    toml("stale beyond reason", "staleness", "[sync]\nstaleness = 1000"),
+    toml("lease shorter than heartbeats", "lease", "[terms]\nheartbeat_ms = 5000\nlease_ms = 1000"),
+    toml("quorum without verifiers", "quorum", '[verification]\npolicy = "quorum"\nquorum = 3'),
+    toml("infinite temperature", "temperature", "[sampling]\ntemperature = inf"),
+    toml("unknown number of the algorithm", "luck", "[algorithm]\nluck = 7"),
+    toml("contract missing", "no-such-contract", contract='"no-such-contract@1"', code=1),
+    toml("contract of another version", "99", contract='"digits-reverse@99"', code=1),
+    toml("bad parameter of the contract", "fingers", "[params]\nfingers = 10", code=1),
+    toml("model missing", "no-model", model='"./no-model"'),
+    case("run file that is not there", "run new nowhere.toml", "nowhere.toml"),
+    case("set without a value", "run new run.toml --set staleness", "--set"),
+    case("set of what there is not", "run new run.toml --set sync.colour=red", "sync.colour"),
+    case("run where one is already", "run new run.toml --out run", "holds a run already"),
+    # runs without weights
+    case("link without heads", "run link run", "knows none"),
+    case("eval without weights", "run eval run", "holds no version", 1),
+    case("export without a measurement", "run export run out", "run eval"),
+    case("open of others' run", "run open theirs", "no trainer"),
+    case("weights of no store", "weights log run", "no store of weights"),
+    case("verify of no store", "weights verify nowhere", "no store of weights"),
+    case("provenance without a run", "weights provenance 1", "--folder"),
+    # nobody runs
+    *(case(f"{word} without a node", word, "no node runs", 1) for word in ("leave", "pause", "resume", "watch")),
+    case("forget two things", "leave --forget-weights --forget-run", "one --forget option"),
+    case("forget the key in passing", "leave --forget-everything", "keys backup"),
+    case("forget a run that is not here", "leave --forget-run --run ffff", "holds nothing"),
+    # services, demos, tools
+    case("service in an unknown role", "service install --print -- --role cook run", "cook"),
+    usage("service with bad words", "service install --print -- --role sampler --steps 0 run", "--steps"),
+    usage("service without words", "service install", "JOIN WORDS"),
+    case("demo in an unknown mode", "demo --mode serial", "mode"),
+    case("demo of no steps", "demo --steps 0", "steps"),
+    case("demo of a crowd", "demo --samplers 99", "samplers"),
+    case("demo of what does not go together", "demo --hostile --in-memory", "verifies"),
+    case("demo with an unknown setting", "demo --set colour=red", "colour"),
+    case("demo without its settings", "demo --config nowhere.toml", "nowhere.toml"),
+    case("demo into a file", "demo --in-memory --out run.toml", "run.toml"),
+    case("unknown contract", "contract show no-such-contract", "no-such-contract", 1),
+    case("unknown engine", "engines --only abacus", "abacus"),
+    case("engines without the model", "engines --model ./no-model", "no-model"),
+    case("calibration of an unknown engine", "verifier calibrate --engine abacus", "abacus"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("template")
+    home = state.prepared(folder / "state")
+    me = home.identity()
+    home.note_backup(me.peer_id)  # else a node that starts reminds of it, in a line of its own
+    with state.opened(folder / "state"):
+        pass
+    told = RunFile(name="a test", trainers=[me.peer_id], verifiers=[me.peer_id], engines=["torch/f32"])
+    write_run(folder / "run", told, new_run(told, me))
+    theirs = RunFile(name="others' test", trainers=[STRANGER.peer_id])
+    write_run(folder / "theirs", theirs, new_run(theirs, STRANGER))
+    (folder / "run.toml").write_text(f'name = "a test"\ntrainers = ["{me.peer_id}"]\n')
+    return folder, open_manifest((folder / "run" / "manifest").read_bytes()).id.hex()
+
+
+@pytest.fixture
+def place(template, tmp_path, monkeypatch):
+    folder, run_id = template
+    home = tmp_path / "home"
+    shutil.copytree(folder, home)
+    (home / "xdg").mkdir()
+    (home / "state").rename(home / "xdg" / "echo-node")
+    (home / "state").symlink_to(home / "xdg" / "echo-node")
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "xdg"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    monkeypatch.chdir(home)
+    return Place(home, run_id)
+
+
+@pytest.fixture
+def own_logging():
+    """The program sets logging up for itself; the tests want theirs back."""
+    root, names = logging.getLogger(), ("echo_node", "libp2p", "transformers")
+    handlers, level = root.handlers[:], root.level
+    levels = {name: logging.getLogger(name).level for name in names}
+    root.handlers.clear()
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name, before in levels.items():
+        logging.getLogger(name).setLevel(before)
+
+
+def end_of(words, capsys) -> tuple[int, str, str]:
+    """The exit code and what was said, on standard output and standard error."""
+    with pytest.raises(SystemExit) as ended:
+        program.run(lambda: app(list(words), prog_name="echo-node"), "echo-node")
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+@pytest.mark.usefixtures("own_logging")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_bad_input_is_one_line_and_damages_nothing(case, place, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        words = [word.replace("{port}", port) for word in case.words]
+        entered = case.before(place) or nullcontext()
+        before = place.fingerprint()
+        with entered:
+            code, _, said = end_of(words, capsys)
+    assert "Traceback" not in said
+    assert code == case.code, said
+    assert case.says.replace("{port}", port) in said
+    if not case.box:
+        (line,) = said.splitlines()
+        assert re.fullmatch(r"echo-node: .+ \(.+\)", line), "what, why, and what to do next"
+        assert not CLASS_NAME.search(line), "words for people, not names of classes"
+    after = place.fingerprint()
+    assert after | before == after, "what was there is as it was"
+    assert all(name.startswith("xdg/echo-node/") for name in after.keys() - before.keys())
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_status_without_a_node_says_what_is_held_and_fails(place, capsys):
+    code, out, said = end_of(["status"], capsys)
+    assert (code, said) == (1, "")
+    assert "no node runs on" in out
+    assert str(place.path) in out
+
+
+def test_a_corrupt_address_book_is_set_aside_two_nodes_share_no_port_and_both_end_in_order(place):
+    """The one damage that a node mends by itself: the book is a cache."""
+    book = place.path / "state" / "peers.sqlite"
+    book.write_bytes(GARBAGE)
+    command = [sys.executable, "-m", "echo_node.cli", *SEED]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*command, "--json"], **pipes) as node:
+        try:
+            address = [json.loads(node.stdout.readline()) for _ in range(2)][1]["addresses"][0]
+            listen = ("--listen", address.partition("/p2p/")[0], "--state", str(place.path / "second"))
+            second = subprocess.run(
+                [*command, *listen], capture_output=True, text=True, timeout=60, check=False
+            )
+        finally:
+            node.send_signal(signal.SIGTERM)
+            _, said = node.communicate(timeout=60)
+    assert (second.returncode, node.returncode) == (2, 0), (second.stderr, said)
+    assert "another program may use the port" in second.stderr
+    assert len(second.stderr.splitlines()) == 1
+    assert any(each.read_bytes() == GARBAGE for each in book.parent.glob("peers.sqlite*")), (
+        "kept for whoever looks"
+    )
+    assert book.read_bytes() != GARBAGE
