@@ -79,9 +79,7 @@ def join(
     ] = None,
     slots: Annotated[
         int,
-        typer.Option(
-            min=1, max=512, help="Groups that are made together.", rich_help_panel="Sampler"
-        ),
+        typer.Option(min=1, max=512, help="Groups that are made together.", rich_help_panel="Sampler"),
     ] = 16,
     steps: Annotated[
         int | None,

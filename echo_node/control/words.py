@@ -107,7 +107,11 @@ def _doing(snapshot: Mapping[str, Any], progress: Mapping[str, Any], node: Mappi
 def _paused(reasons: list[str]) -> str:
     if LEAVING in reasons:
         return "leaving: what is made is delivered first"
-    advice = {BATTERY: "until it is plugged in", PERSON: "until echo-node resume", "disk": "--max-disk is reached"}
+    advice = {
+        BATTERY: "until it is plugged in",
+        PERSON: "until echo-node resume",
+        "disk": "--max-disk is reached",
+    }
     told = f"paused ({', '.join(reasons)})" if reasons else "paused"
     return ", ".join([told, *(advice[reason] for reason in reasons if reason in advice)])
 
