@@ -14,30 +14,39 @@ from typing import Final
 
 import trio
 
-from echo_node.errors import ConfigError, EchoError, PeerError, StoreError, boundary
+from echo_node.errors import ConfigError, PeerError, boundary
 from echo_node.net.base import Network
 from echo_node.net.blobs.blobs import Blobs
 from echo_node.net.blobs.holders import Want
 from echo_node.weights import disk
-from echo_node.weights.opening import open_store
+from echo_node.weights.flat import FlatLayout
+from echo_node.weights.opening import fetch_layout, open_store
 from echo_node.weights.progress import Pulling
 from echo_node.weights.pull import Puller
 from protocol import Link, Manifest, Opened, Rules, blob_id
+from protocol.manifest import ModelFile
 
 log = logging.getLogger(__name__)
 
 ARRIVE_PAUSES: Final = (1.0, 2.0, 5.0, 10.0)
 """Between tries to fetch what nobody has given yet; the last one goes on."""
+HEAD_SECONDS: Final = 30.0
+"""For a head of the chain to be heard, before somebody else is asked again."""
 _WEIGHTS: Final = "model.safetensors"
+_KINDS: Final = frozenset({".json", ".txt", ".model", ".jinja"})
+"""Of the small files."""
 _SPARE: Final = 1.2
 """Room on disk beyond what is fetched."""
 
 
 def has_arrived(folder: Path, manifest: Manifest) -> bool:
-    """Whether a run's model is here from an earlier start."""
-    return (folder / _WEIGHTS).is_file() and all(
-        (folder / file.name).is_file() for file in manifest.model.files
-    )
+    """Whether a run's model is here from an earlier start: the weights come last, and under their name when they are whole."""
+    return (folder / _WEIGHTS).is_file() and all(_is_here(folder, file) for file in manifest.model.files)
+
+
+def _is_here(folder: Path, file: ModelFile) -> bool:
+    path = folder / file.name
+    return path.is_file() and path.stat().st_size == file.size and blob_id(path.read_bytes()) == file.blob
 
 
 async def arrive(
@@ -53,8 +62,11 @@ async def arrive(
     model = folder / "model"
     if has_arrived(model, manifest.message):
         return model
+    _check_names(manifest.message)
     with boundary(ConfigError, f"making {model}", advice="give another folder with --state"):
         model.mkdir(parents=True, exist_ok=True)
+    small = sum(file.size for file in manifest.message.model.files)
+    _check_room(small, folder, most_disk)
     await _patiently(lambda: _fetch_files(network, manifest.message, model), tell)
     await _patiently(lambda: _fetch_weights(network, manifest, folder, model, link, most_disk, tell), tell)
     return model
@@ -66,7 +78,7 @@ async def _patiently(work: Callable[[], object], tell: Callable[[str], None]) ->
     while True:
         try:
             await work()  # type: ignore[misc] # a coroutine
-        except (PeerError, StoreError) as error:
+        except PeerError as error:
             pause = ARRIVE_PAUSES[min(tries, len(ARRIVE_PAUSES) - 1)]
             tries += 1
             tell(f"{error}; next try in {pause:g} s")
@@ -81,16 +93,12 @@ def _helpers(network: Network, manifest: Manifest) -> Collection[bytes]:
 
 
 async def _fetch_files(network: Network, manifest: Manifest, model: Path) -> None:
-    missing = {file.blob: file for file in manifest.model.files if not (model / file.name).is_file()}
-    if not missing:
-        return
-    wants = [Want(file.blob, size=file.size, most=file.size) for file in missing.values()]
-    total = sum(file.size for file in missing.values())
-    found = await Blobs(network).fetch(wants, named=_helpers(network, manifest), most=total)
-    for blob, file in missing.items():
-        if blob_id(found[blob]) != file.blob:
-            raise PeerError(f"{file.name} is not the file that the manifest names")
-        await trio.to_thread.run_sync(_write, model / file.name, found[blob])
+    for file in manifest.model.files:  # one by one: together they may be larger than the memory
+        if _is_here(model, file):
+            continue
+        want = Want(file.blob, size=file.size, most=file.size)
+        found = await Blobs(network).fetch([want], named=_helpers(network, manifest), most=file.size)
+        await trio.to_thread.run_sync(_write, model / file.name, found[file.blob])
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -107,6 +115,10 @@ async def _fetch_weights(
     tell: Callable[[str], None],
 ) -> None:
     rules = Rules.of(manifest)
+    layout = await fetch_layout(network, rules, _helpers(network, manifest.message))
+    with boundary(PeerError, "reading the run's layout"):
+        needed = 2 * FlatLayout(layout).anchor_size
+    _check_room(needed, folder, most_disk)  # before a store takes its room
     floor = (link.term, link.version, link.head) if link else None
 
     def say(now: Pulling) -> None:
@@ -120,14 +132,14 @@ async def _fetch_weights(
         named=_helpers(network, manifest.message),
         floor=floor,
     ) as store:
-        _check_room(_SPARE * 2 * store.flat.anchor_size, folder, most_disk)
         puller = Puller(network, store, named=_helpers(network, manifest.message), tell=say)
-        failed: EchoError | None = None
+        failed: PeerError | None = None
         async with puller.work():
-            await puller.hearing.wait_for_newer(None)
+            with trio.move_on_after(HEAD_SECONDS):
+                await puller.hearing.wait_for_newer(None)
             try:
                 await puller.pull()
-            except (PeerError, StoreError) as error:  # raised below, as itself and not in a nursery's group
+            except PeerError as error:  # raised below, as itself and not in a nursery's group
                 failed = error
         if failed is not None:
             raise failed
@@ -139,12 +151,25 @@ async def _fetch_weights(
                 for tensor in store.flat.tensors:
                     file.write(held.state[tensor.name].data)
                 file.flush()
+                disk.sync(file.fileno())
             draft.replace(model / _WEIGHTS)
+            disk.sync_folder(model, durable=True)
 
         await trio.to_thread.run_sync(write)
 
 
-def _check_room(needed: float, folder: Path, most: int | None) -> None:
+def _check_names(manifest: Manifest) -> None:
+    """A model's small files are data: no program, no other weights, no adapter that points elsewhere."""
+    for file in manifest.model.files:
+        if Path(file.name).suffix not in _KINDS or file.name.startswith("adapter_"):
+            raise PeerError(
+                f"the manifest names {file.name!r} among the model's small files, which is none that a model needs",
+                advice="do not work for this run",
+            )
+
+
+def _check_room(bytes_needed: int, folder: Path, most: int | None) -> None:
+    needed = _SPARE * bytes_needed
     room = shutil.disk_usage(folder).free
     if most is not None and most < needed:
         raise ConfigError(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LONGEST = 600  # characters of one error: a peer may choose the text that ends up in it
+_PANIC = "PanicException"
+"""What libraries in Rust raise where they did not expect their input. It is no `Exception`, and would end the program."""
 _SPEAKS_IN_SENTENCES = frozenset({"protocol", "tomllib", "multiaddr"})
 """Packages whose errors say all in their text, so that the name of a class adds nothing for a person."""
 
@@ -77,6 +79,10 @@ def boundary(failed: type[EchoError], doing: str, *, advice: str = "") -> Iterat
         if isinstance(cause, ExceptionGroup) and cause.split(EchoError)[1] is None:
             raise  # a nursery whose every failure names its culprit
         raise failed(f"{doing}: {_reason(cause, doing)}", advice=advice) from cause
+    except BaseException as cause:
+        if type(cause).__name__ != _PANIC:
+            raise
+        raise failed(f"{doing}: a library gave up: {cause}", advice=advice) from None
 
 
 def one_line(text: str) -> str:

@@ -20,6 +20,8 @@ from protocol import ZERO, Manifest, Opened, ProtocolError, limits, open_manifes
 log = logging.getLogger(__name__)
 
 ASK_SECONDS: Final = 10.0
+AT_ONCE: Final = 32
+"""Peers that are asked in one round."""
 LOOK_SECONDS: Final = 60.0
 """In which somebody who knows a run must be found."""
 PAUSE: Final = 1.0
@@ -74,28 +76,42 @@ async def find_manifest(network: Network, run: bytes) -> Opened[Manifest]:
 
 
 async def _look_for(network: Network, run: bytes) -> Opened[Manifest]:
-    asked: set[bytes] = set()
+    liars: set[bytes] = set()
     while True:
-        for peer in await _near(network, run):
-            if peer not in asked:
-                asked.add(peer)
-                if (found := await _ask(network, peer, run)) is not None:
-                    return found
+        for manifest in await _ask_all(network, await _near(network, run), run, liars, enough=1):
+            return manifest
         await trio.sleep(PAUSE)
 
 
 async def open_runs(network: Network) -> list[Opened[Manifest]]:
     """Runs that anybody may join, as far as their trainers can be found, sorted by name. None, if none is found for a while."""
-    found: dict[bytes, Opened[Manifest]] = {}
+    key = topics.role_key(ZERO, "trainer")
+    found: list[Opened[Manifest]] = []
+    liars: set[bytes] = set()
     with trio.move_on_after(LOOK_SECONDS):
         while not found:
-            for peer in await network.find(topics.role_key(ZERO, "trainer"), SEVERAL):
-                manifest = await _ask(network, peer, ZERO)
-                if manifest is not None:
-                    found[manifest.id] = manifest
+            found = await _ask_all(network, await network.find(key, SEVERAL), ZERO, liars)
             if not found:  # seeds may not have been reached yet
                 await trio.sleep(PAUSE)
-    return sorted(found.values(), key=lambda each: (each.message.name, each.id))
+    return sorted({each.id: each for each in found}.values(), key=lambda each: (each.message.name, each.id))
+
+
+async def _ask_all(
+    network: Network, peers: Collection[bytes], run: bytes, liars: set[bytes], *, enough: int = SEVERAL
+) -> list[Opened[Manifest]]:
+    """What several say who are asked at once: one that keeps silent holds up nobody, and who lied is not asked again."""
+    found: list[Opened[Manifest]] = []
+    async with trio.open_nursery() as nursery:
+
+        async def ask(peer: bytes) -> None:
+            if (manifest := await _ask(network, peer, run, liars)) is not None:
+                found.append(manifest)
+                if len(found) >= enough:
+                    nursery.cancel_scope.cancel()
+
+        for peer in [peer for peer in peers if peer not in liars][:AT_ONCE]:
+            nursery.start_soon(ask, peer)
+    return found
 
 
 async def _near(network: Network, run: bytes) -> Collection[bytes]:
@@ -108,7 +124,7 @@ async def _near(network: Network, run: bytes) -> Collection[bytes]:
     return [*found, *sorted(network.peers() - found.keys())]
 
 
-async def _ask(network: Network, peer: bytes, run: bytes) -> Opened[Manifest] | None:
+async def _ask(network: Network, peer: bytes, run: bytes, liars: set[bytes]) -> Opened[Manifest] | None:
     try:
         sealed = await network.request(peer, topics.MANIFEST_STREAM, run, deadline=ASK_SECONDS, most=_MOST)
         found = open_manifest(sealed)
@@ -117,9 +133,11 @@ async def _ask(network: Network, peer: bytes, run: bytes) -> Opened[Manifest] | 
         return None
     except ProtocolError as error:
         network.score(peer, error.reason)
+        liars.add(peer)
         return None
     wrong = found.id != run if run != ZERO else peer not in found.message.trainers
     if wrong:
         network.score(peer, "wrong-run")
+        liars.add(peer)
         return None
     return found

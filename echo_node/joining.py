@@ -233,8 +233,9 @@ class _Session:
         serve = partial(serve_page, self._events.board, port=wishes.page, token=token, control=hand)
         async with trio.open_nursery() as nursery:
             url = await nursery.start(serve)
-            shown = f"{url}#token={token}" if token else url
-            self._events.tell("page", f"the page is at {shown}", url=url)
+            self._events.tell("page", f"the page is at {url}", url=url)
+            if token:  # for this terminal alone: the page shows every event to whoever looks
+                self._events.aside(f"with buttons it is at {url}#token={token}")
             yield
             nursery.cancel_scope.cancel()
 

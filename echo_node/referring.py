@@ -22,6 +22,8 @@ FETCH_SECONDS: Final = 15.0
 """For all groups that one delivery refers to."""
 AT_ONCE: Final = 4
 """Deliveries, each of another sampler, whose groups are fetched together."""
+TOGETHER: Final = 16 * 1024 * 1024
+"""Bytes of groups that one delivery has fetched. What it refers to beyond that goes without a receipt, and comes again."""
 _MOST: Final = limits.GROUP_BYTES + limits.ENVELOPE_BYTES
 
 
@@ -70,17 +72,32 @@ class Fetching:
         try:
             with trio.fail_after(FETCH_SECONDS):
                 async with self._places:
-                    return [await self._whole(each, sender) if is_reference(each) else each for each in batch]
+                    return await self._wholes(batch, sender)
         except trio.TooSlowError:
             told = f"groups that were referred to could not be had within {FETCH_SECONDS:g} s"
             raise PeerError(told) from None
         finally:
             self._served.remove(sender)
 
-    async def _whole(self, envelope: Envelope, sender: bytes) -> Envelope:
-        if envelope.signer != sender:
-            raise PeerError("a reference to a group of somebody else's")
-        told = envelope.open(GroupReference, self._run).message
+    async def _wholes(self, batch: Sequence[Envelope], sender: bytes) -> Sequence[Envelope]:
+        groups: list[Envelope] = []
+        seen: set[bytes] = set()
+        size = 0
+        for each in batch:
+            if not is_reference(each):
+                groups.append(each)
+                continue
+            if each.signer != sender:
+                raise PeerError("a reference to a group of somebody else's")
+            told = each.open(GroupReference, self._run).message
+            size += told.size
+            if told.group in seen or (seen and size > TOGETHER):
+                continue
+            seen.add(told.group)
+            groups.append(await self._whole(told, sender))
+        return groups
+
+    async def _whole(self, told: GroupReference, sender: bytes) -> Envelope:
         found = await self._blobs.fetch([Want(told.blob, most=told.size)], named=[sender], most=_MOST)
         whole = Envelope.parse(found[told.blob])
         if (whole.id, whole.signer) != (told.group, sender):

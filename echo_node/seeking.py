@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from echo_node.errors import ConfigError, PeerError
 from echo_node.introducing import find_manifest, open_runs
 from echo_node.net.base import Network
 from echo_node.runfile import MANIFEST, new_run, read_run_file, write_run
+from echo_node.threads import run_abandonable
 from protocol import Identity, Link, Manifest, Opened, ProtocolError
 from protocol.link import SCHEME
 
@@ -85,4 +87,4 @@ async def seek(network: Network, sought: Sought, choose: Choose) -> Opened[Manif
             "no open run was found",
             advice="give a link, a run's id or its folder, or a --seed that knows one",
         )
-    return choose(found)
+    return await run_abandonable(partial(choose, found))

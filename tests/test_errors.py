@@ -63,3 +63,13 @@ def test_every_leaf_is_an_echo_error_and_drawn_in_the_tree():
     leaves = {leaf.__name__ for leaf in EchoError.__subclasses__() if leaf.__module__ == errors.__name__}
     assert leaves
     assert all(f"── {name} " in errors.__doc__ for name in leaves)
+
+
+def test_a_panic_of_a_library_is_an_error_and_not_the_end():
+    """Libraries in Rust raise what is no `Exception`; a tokenizer that a stranger wrote can make one do so."""
+    import tokenizers
+
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a"))
+    words.decoder = tokenizers.decoders.Strip(content="a", left=0, right=3)
+    with pytest.raises(StoreError, match="gave up"), boundary(StoreError, "reading"):
+        words.decode([0])

@@ -1,5 +1,7 @@
 """How newcomers hear of runs, on the in-memory network."""
 
+from contextlib import AsyncExitStack
+
 import pytest
 import trio
 
@@ -97,3 +99,22 @@ async def test_what_is_no_manifest_is_held_against_its_sender(answer, autojump_c
             with pytest.raises(PeerError):
                 await find_manifest(newcomer, RUN.id)
             assert sum(newcomer.scores()[ANN.public].values()) == 1
+
+
+async def test_many_who_keep_silent_hold_up_nobody(autojump_clock):  # noqa: ARG001 - it jumps
+    async def say_nothing(_peer, _asked):
+        await trio.sleep_forever()
+
+    silent = [Identity(bytes([7]) * 31 + bytes([number])) for number in range(10)]
+    async with AsyncExitStack() as stack:
+        swarm = await stack.enter_async_context(MemorySwarm())
+        newcomer = await stack.enter_async_context(swarm.join(NEWCOMER))
+        for each in silent:
+            network = await stack.enter_async_context(swarm.join(each))
+            stack.enter_context(network.serve(topics.MANIFEST_STREAM, say_nothing, most=32))
+        trainer = await stack.enter_async_context(swarm.join(TRAINER))
+        await stack.enter_async_context(introduce(trainer, RUN.manifest, lambda: True))
+        began = trio.current_time()
+        assert (await find_manifest(newcomer, RUN.id)).id == RUN.id
+        assert trio.current_time() - began < 2 * introducing.ASK_SECONDS
+        assert [run.id for run in await open_runs(newcomer)] == [RUN.id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.request
 
 import pytest
 
@@ -60,3 +61,13 @@ def test_a_state_that_takes_more_than_is_allowed_pauses_the_node_and_it_says_wha
     engine, paused = sorted((first, second), key=lambda each: each["event"])
     assert (engine["engine"], engine["threads"], engine["slots"]) == ("torch/f32", 1, 4)
     assert paused["event"] == "paused"
+
+
+def test_the_token_of_the_page_is_for_the_terminal_alone(sampler):
+    process = sampler("--page", "0", "--page-buttons", "--threads", "1")
+    url = told(process, "page")["url"]
+    told(process, "listening")
+    with urllib.request.urlopen(f"{url}api/snapshot") as answer:  # noqa: S310 - the page of the node just started
+        shown = answer.read().decode()
+    assert "the page is at" in shown
+    assert "token=" not in shown

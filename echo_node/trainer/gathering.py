@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import trio
 
@@ -21,6 +22,8 @@ from protocol import Envelope, read_batch, topics
 
 _SEEN_BY_ALL = frozenset({"malformed", "wrong-signature"})
 """Faults that whoever passed a group on could have seen."""
+_HURRY_STEPS = 2.0
+"""For so long, counted in steps, a step that waits asks for a little more; then for all there is."""
 _TOGETHER = 16
 """Messages whose groups go to the disk at once, where so many wait: every commit takes its time."""
 
@@ -51,6 +54,8 @@ class GossipSource:
         """Who takes groups in, one message at a time: room that was found is still there when they are on disk."""
         self._changed = trio.Event()
         self._wanting = Wanting(batch)
+        self._missing_since: float | None = None
+        """When a step began to wait for groups."""
         self.bytes_in = 0
         """Of all groups that came, good or bad."""
 
@@ -83,6 +88,7 @@ class GossipSource:
         while True:
             await self._drop(self._buffer.expire(step), "stale")
             if drawn := self._buffer.draw(self._batch, step):
+                self._missing_since = None
                 return drawn
             changed = self._changed
             await self._drop(self._buffer.make_room(), "unverified")
@@ -94,8 +100,11 @@ class GossipSource:
     async def _hurry(self, changed: trio.Event) -> None:
         """Wait for a change. Where it is groups that are missing, more are asked for: a few at first, then all there are."""
         if len(self._buffer) < self._batch:  # else it is others that are waited for
-            self._receipts.rate = self._wanting.starving()
-            with trio.move_on_after(self._wanting.seconds or 0.0):
+            now = trio.current_time()
+            self._missing_since = now if self._missing_since is None else self._missing_since
+            until = self._missing_since + _HURRY_STEPS * (self._wanting.seconds or 0.0)
+            self._receipts.rate = self._wanting.starving() if now < until else None
+            with trio.move_on_at(until) if now < until else nullcontext():
                 await changed.wait()
             if not changed.is_set():
                 self._receipts.rate = None

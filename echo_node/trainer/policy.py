@@ -55,7 +55,12 @@ def open_model(folder: Path, device: torch.device, *, recompute: bool) -> Any:
     """The model of a folder, in float32, without dropout; with `recompute` it keeps only what enters each block."""
     disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        folder,
+        dtype=torch.float32,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
     )
     model.to(device).eval()  # dropout would move π_θ away from μ
     if recompute:

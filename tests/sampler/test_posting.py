@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from echo_node import embedded
+from echo_node import embedded, referring
 from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT
 from echo_node.net.blobs.serving import BlobDesk
@@ -351,3 +351,20 @@ async def test_a_sampler_whose_blobs_never_come_is_served_once_at_a_time_and_not
         assert trio.current_time() - started < 2 * FETCH_SECONDS, "one deadline for all of a delivery"
         assert sum("one delivery" in answer for answer in answers) == 2
         assert len(leader.delivered) == 1
+
+
+async def test_a_delivery_has_each_group_fetched_once_and_no_more_than_fits(
+    autojump_clock, tmp_path, monkeypatch
+):
+    async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
+        sealed = groups(leader.head, *range(4))
+        for each in sealed:
+            ann.store.blobs.put(each)
+        references = [refer_to(Envelope.parse(each), ANN, RUN.id) for each in sealed]
+        monkeypatch.setattr(referring, "TOGETHER", 2 * len(sealed[0]) + 10)
+        batch = write_batch([references[0]] * 2 + references[1:])
+        await deliver(ann.network, TRAINER.public, GROUPS, batch, deadline=20)
+        assert len(leader.delivered) == len(set(leader.delivered)) < 4, (
+            "the rest goes without a receipt, and comes again"
+        )
+        assert Envelope.parse(sealed[0]).id in leader.delivered

@@ -318,7 +318,20 @@ async def test_a_step_that_has_nothing_to_draw_asks_for_more_and_soon_for_all_th
             nursery.start_soon(trainer.source.next_batch, 0)
             await trio.sleep(0.5)
             assert trainer.receipts.rate > calm
-            await trio.sleep(1.0)
+            await trio.sleep(2.0)
+            assert trainer.receipts.rate is None
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_trickle_does_not_put_off_the_moment_when_everybody_is_asked(autojump_clock):  # noqa: ARG001 - it jumps
+    """Else samplers that came once and left could keep the others slow."""
+    async with gathering() as trainer:
+        trainer.source.stepped(1.0, samplers=64)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.source.next_batch, 0)
+            for slot in range(BATCH - 1):
+                await trio.sleep(0.9)
+                await trainer.gossip(trainer.group(slot))
             assert trainer.receipts.rate is None
             nursery.cancel_scope.cancel()
 

@@ -1,0 +1,90 @@
+"""What a newcomer takes from strangers, and what it does not, before anything of theirs is on its disk."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import trio
+
+from echo_node import embedded
+from echo_node.arriving import arrive, has_arrived
+from echo_node.errors import ConfigError, PeerError
+from echo_node.net.blobs.serving import BlobDesk
+from echo_node.net.blobs.shelf import Shelf
+from echo_node.net.memory import MemorySwarm
+from echo_node.run import read_model
+from echo_node.weights.offering import Offering
+from echo_node.weights.publish import Publisher
+from echo_node.weights.state import layout_of
+from echo_node.weights.store import WeightsStore
+from protocol import ZERO, Identity, Layout, blob_id, encode, open_manifest, seal
+from protocol.manifest import ModelFile
+from protocol.weights import TensorEntry
+from tests.crafting import TRAINER, open_run, roster
+
+RUN = open_run()
+NEWCOMER = Identity(bytes(31) + b"n")
+
+
+def manifest_with(**changes):
+    """The run's manifest with another model, as its author could have sealed it."""
+    told = dataclasses.replace(RUN.told, model=dataclasses.replace(RUN.told.model, **changes))
+    return open_manifest(seal(told, TRAINER, ZERO))
+
+
+async def test_a_newcomer_gets_the_model_and_keeps_it(tmp_path):
+    state = read_model(embedded.folder())
+    with WeightsStore.temporary(RUN.rules, layout_of(state)) as store:
+        Publisher(store, TRAINER, luck=lambda: bytes(32)).publish(state, step=0, roster=roster(), groups=())
+        async with (
+            MemorySwarm() as swarm,
+            swarm.join(TRAINER) as leader,
+            Offering(leader, store, files=RUN.files()).serve(),
+            swarm.join(NEWCOMER) as newcomer,
+        ):
+            model = await arrive(newcomer, RUN.manifest, tmp_path)
+            assert read_model(model) == state
+    for file in RUN.told.model.files:
+        assert (model / file.name).read_bytes() == (embedded.folder() / file.name).read_bytes()
+    assert has_arrived(model, RUN.told)
+    assert not list(model.glob("*.part"))
+    (model / "config.json").write_text("{}")
+    assert not has_arrived(model, RUN.told), "a file that was changed is none of the run's"
+
+
+@pytest.mark.parametrize(
+    "name", ["evil.py", "model.safetensors", "weights.bin", "adapter_config.json", "x.part"]
+)
+async def test_a_manifest_that_names_anything_but_data_is_not_worked_for(name, tmp_path):
+    manifest = manifest_with(files=(ModelFile(blob=bytes(32), name=name, size=10),))
+    async with MemorySwarm() as swarm, swarm.join(NEWCOMER) as newcomer:
+        with pytest.raises(PeerError, match="small files"):
+            await arrive(newcomer, manifest, tmp_path)
+    assert not list(tmp_path.rglob("*.*"))
+
+
+async def test_a_layout_that_would_fill_the_disk_is_refused_before_a_byte_is_taken(tmp_path):
+    huge = Layout((TensorEntry(dtype="bf16", name="w", shape=(3_000_000_000,)),))
+    manifest = manifest_with(layout=blob_id(encode(huge)))
+    shelf = Shelf()
+    files = {file.blob: (embedded.folder() / file.name).read_bytes() for file in RUN.told.model.files}
+    shelf.keep(b"all", {**files, blob_id(encode(huge)): encode(huge)})
+    async with MemorySwarm() as swarm, swarm.join(TRAINER) as leader, swarm.join(NEWCOMER) as newcomer:
+        with BlobDesk(leader, shelf).serve(), pytest.raises(ConfigError, match="--max-disk"):
+            await arrive(newcomer, manifest, tmp_path, most_disk=1_000_000_000)
+    assert sum(file.stat().st_blocks * 512 for file in tmp_path.rglob("*")) < 1_000_000
+
+
+async def test_what_nobody_has_yet_is_asked_for_again_and_said(tmp_path, autojump_clock):  # noqa: ARG001 - it jumps
+    said = []
+
+    def hear(words):
+        said.append(words)
+        if len(said) == 2:
+            asked.cancel()
+
+    async with MemorySwarm() as swarm, swarm.join(NEWCOMER) as newcomer:
+        with trio.CancelScope() as asked:
+            await arrive(newcomer, RUN.manifest, tmp_path, tell=hear)
+    assert ["next try in 1 s" in said[0], "next try in 2 s" in said[1]] == [True, True]
