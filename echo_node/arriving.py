@@ -6,6 +6,7 @@ first state the manifest names. What has arrived is kept, and a second start fet
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
 from collections.abc import Callable, Collection
@@ -30,8 +31,6 @@ log = logging.getLogger(__name__)
 
 ARRIVE_PAUSES: Final = (1.0, 2.0, 5.0, 10.0)
 """Between tries to fetch what nobody has given yet; the last one goes on."""
-HEAD_SECONDS: Final = 30.0
-"""For a head of the chain to be heard, before somebody else is asked again."""
 _WEIGHTS: Final = "model.safetensors"
 _KINDS: Final = frozenset({".json", ".txt", ".model", ".jinja"})
 """Of the small files."""
@@ -133,16 +132,8 @@ async def _fetch_weights(
         floor=floor,
     ) as store:
         puller = Puller(network, store, named=_helpers(network, manifest.message), tell=say)
-        failed: PeerError | None = None
         async with puller.work():
-            with trio.move_on_after(HEAD_SECONDS):
-                await puller.hearing.wait_for_newer(None)
-            try:
-                await puller.pull()
-            except PeerError as error:  # raised below, as itself and not in a nursery's group
-                failed = error
-        if failed is not None:
-            raise failed
+            await _pull_newest(puller, _helpers(network, manifest.message), tell)
 
         def write() -> None:
             draft = model / f"{_WEIGHTS}.part"
@@ -156,6 +147,22 @@ async def _fetch_weights(
             disk.sync_folder(model, durable=True)
 
         await trio.to_thread.run_sync(write)
+
+
+async def _pull_newest(puller: Puller, helpers: Collection[bytes], tell: Callable[[str], None]) -> None:
+    """Hold the newest version that can be had, however often it takes; a newer head is tried at once."""
+    for tries in itertools.count():
+        pause = ARRIVE_PAUSES[min(tries, len(ARRIVE_PAUSES) - 1)]
+        await puller.hearing.ask_around(helpers)
+        tip = puller.hearing.tip
+        try:
+            await puller.pull()
+        except PeerError as error:
+            tell(f"{error}; next try in {pause:g} s")
+            with trio.move_on_after(pause):
+                await puller.hearing.wait_for_newer(tip.id if tip else None)
+        else:
+            return
 
 
 def _check_names(manifest: Manifest) -> None:

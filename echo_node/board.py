@@ -21,6 +21,14 @@ FORMAT: Final = 1
 MOST_STEPS: Final = 2000
 MOST_LINES: Final = 500
 Phase: TypeAlias = Literal["starting", "working", "paused", "stopping"]
+_PHASES: Final[Mapping[str, Phase]] = {
+    "seeking": "starting",
+    "found": "working",
+    "paused": "paused",
+    "resumed": "working",
+    "stopped": "stopping",
+}
+"""What follows from an event alone."""
 
 
 class Board:
@@ -54,14 +62,9 @@ class Board:
                 self._progress = dict(told)
             case "step":
                 self._steps.append({"at": at, **told})
-            case "paused":
-                self._phase = "paused"
-            case "resumed":
-                self._phase = "working"
-            case "stopped":
-                self._phase = "stopping"
             case _:
                 pass
+        self._phase = _PHASES.get(event, self._phase)
         if words and event not in {"progress", "step"}:
             self._log.append({"at": at, "event": event, "words": words})
         self._tell()

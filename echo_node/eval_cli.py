@@ -14,6 +14,7 @@ from echo_node.keys_cli import State
 
 if TYPE_CHECKING:
     from echo_node.evaluating import Evaluation
+    from echo_node.state import StateFolder
 
 Named = Annotated[
     Path,
@@ -43,8 +44,6 @@ def evaluate(
     """
     from contextlib import closing
 
-    from echo_node import state as states
-    from echo_node.config import state_home
     from echo_node.engine.kinds import EngineSpec, best_class
     from echo_node.engine.worker import WorkerEngine
     from echo_node.errors import StoreError
@@ -55,7 +54,7 @@ def evaluate(
     from echo_node.weights.state import layout_of
     from echo_node.weights.store import WeightsStore
 
-    with states.opened((state or state_home()).absolute()) as place, closing(open_run(run, model)) as opened:
+    with _at_rest(state) as place, closing(open_run(run, model)) as opened:
         folder = place.run(opened.id)
         layout = layout_of(read_model(opened.folder))
         kind = engine or best_class({each.engine for each in opened.told.engines})
@@ -95,8 +94,6 @@ def export(
     """Write a version as a Hugging Face folder, which `transformers` opens: the best one, or the one that is named."""
     from contextlib import closing
 
-    from echo_node import state as states
-    from echo_node.config import state_home
     from echo_node.errors import ConfigError
     from echo_node.evaluating import remembered
     from echo_node.run import read_model
@@ -104,7 +101,7 @@ def export(
     from echo_node.weights.export import export_version
     from echo_node.weights.state import layout_of
 
-    with states.opened((state or state_home()).absolute()) as place, closing(open_run(run, model)) as opened:
+    with _at_rest(state) as place, closing(open_run(run, model)) as opened:
         folder = place.run(opened.id)
         if version is None:
             measured = remembered(folder)
@@ -135,6 +132,23 @@ def _bar(what: str, total: int, *, hidden: bool) -> Iterator[Callable[[int], Non
     with Progress(console=console, transient=True, disable=hidden or not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
+def _at_rest(state: Path | None) -> Iterator[StateFolder]:
+    """The state, while no node runs on it: a store has one reader that may mend it."""
+    from echo_node.config import state_home
+    from echo_node.errors import StoreError
+    from echo_node.state import is_in_use, opened
+
+    place = (state or state_home()).absolute()
+    if is_in_use(place):
+        raise StoreError(
+            f"a node runs on {place}, and its weights are in use",
+            advice="stop it first with echo-node leave, or do this on another machine that has joined the run",
+        )
+    with opened(place) as found:
+        yield found
 
 
 def _print_evaluation(found: Evaluation, *, as_json: bool) -> None:

@@ -21,6 +21,9 @@ PROGRESS_SECONDS: Final = 1.0
 """Between two looks at how it goes."""
 WORDS_EVERY: Final = 10
 """So many looks are one line for a person."""
+NOBODY: Final = "nobody can be reached: does a seed of the run's swarm run? give it by --seed"
+UNHELPED: Final = 10
+"""Looks without a single sampler, after which a trainer's person should hear of it."""
 ALONE: Final = 15
 """Looks without a single peer, after which a person should hear of it."""
 
@@ -76,10 +79,17 @@ class ToldSteps:
         return
 
 
+async def tell_if_alone(network: Libp2pNetwork, events: Events) -> None:
+    """Say so, if nobody is met for a while."""
+    await trio.sleep(ALONE * PROGRESS_SECONDS)
+    if not network.peers():
+        events.tell("alone", NOBODY)
+
+
 async def tell_progress(node: Node, network: Libp2pNetwork, events: Events) -> None:
     """Say how it goes whenever that has changed, and once that this node has joined. People hear of it less often."""
     before: dict[str, Any] = {}
-    joined = too_slow = False
+    joined = too_slow = unhelped = False
     alone = 0
     for second in itertools.count(1):
         await trio.sleep(PROGRESS_SECONDS)
@@ -87,8 +97,11 @@ async def tell_progress(node: Node, network: Libp2pNetwork, events: Events) -> N
         events.board.describe_swarm(node.swarm(network), network.reach.one_line())
         alone = 0 if now["peers"] else alone + 1
         if alone == ALONE:
+            events.tell("alone", NOBODY)
+        if second >= UNHELPED and now.get("leading") and not now.get("samplers") and not unhelped:
+            unhelped = True
             events.tell(
-                "alone", "nobody can be reached: does a seed of the run's swarm run? give it by --seed"
+                "unhelped", "no sampler has joined yet: volunteers need the link of `echo-node run link`"
             )
         if now.get("joined") and not joined:
             joined = True
@@ -102,12 +115,17 @@ async def tell_progress(node: Node, network: Libp2pNetwork, events: Events) -> N
 
 
 def _in_words(now: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in now.items())
+    """What there is to say; what is not, or is nothing, goes without saying."""
+    return ", ".join(
+        name.replace("_", " ") if value is True else f"{name.replace('_', ' ')} {_plain(value)}"
+        for name, value in now.items()
+        if value not in (None, False, {}, [])
+    )
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return "(" + ", ".join(f"{inner} {name}" for name, inner in value.items()) + ")" if value else "none"
+        return "(" + ", ".join(f"{inner} {name}" for name, inner in value.items()) + ")"
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "no"
+        return ", ".join(map(str, value))
     return str(value)

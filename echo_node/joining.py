@@ -23,7 +23,7 @@ from echo_node.arriving import arrive
 from echo_node.control.serving import NodeHand, under_control
 from echo_node.engine.machine import free_cores
 from echo_node.errors import ConfigError
-from echo_node.events import Events, ToldSteps, tell_progress
+from echo_node.events import Events, ToldSteps, tell_if_alone, tell_progress
 from echo_node.ledger import Ledger
 from echo_node.metrics import Records
 from echo_node.net.libp2p import Libp2pNetwork, SwarmSettings, join_swarm
@@ -44,6 +44,8 @@ DISK_SECONDS: Final = 30.0
 """Between two looks at how much the state takes."""
 DRAIN_SECONDS: Final = 10.0
 """For delivering what is made; what is not delivered then is on disk, and goes out at the next start."""
+LINGER_SECONDS: Final = 3.0
+"""In which others can take the last version of a trainer that is done."""
 WITHOUT_END: Final = 1_000_000_000
 """Steps of a trainer that is not told how many to take."""
 
@@ -124,9 +126,10 @@ class _Session:
         role, engine = self._wishes.role, self._wishes.engine
         named = {"trainer": told.trainers, "verifier": told.verifiers}.get(role)
         if named is not None and self.identity.public not in named:
+            others = f", or --state must be the folder of one of the {len(named)} that are" if named else ""
             raise ConfigError(
                 f"the key {self.identity.peer_id} is none of the run's {role}s",
-                advice=f"its author must name it, or --state must be the folder of one of {len(named)} that are named",
+                advice=f"its author must name it{others}",
             )
         allowed = [tolerance.engine for tolerance in told.engines]
         if engine is not None and engine not in allowed:
@@ -245,7 +248,10 @@ class _Session:
         """A run that peers know of: its manifest, a person's word, and what else it takes to work in it."""
         wishes, tell = self._wishes, self._events.tell
         tell("seeking", "looking for the run among peers")
-        manifest = await seek(network, sought, wishes.choose)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tell_if_alone, network, self._events)
+            manifest = await seek(network, sought, wishes.choose)
+            nursery.cancel_scope.cancel()
         self.check(manifest.message)
         if not await run_abandonable(partial(wishes.agree, manifest)):
             raise ConfigError("the run was not agreed to", advice="nothing was fetched and nothing was run")
@@ -316,6 +322,8 @@ class _Session:
                 first_samplers=wishes.first_samplers,
                 threads=wishes.threads or 1,
                 promote=wishes.promote,
+                early=True,
+                linger=LINGER_SECONDS,
             )
         elif wishes.role == "verifier":
             with Ledger(folder / "ledger.sqlite") as ledger:

@@ -219,13 +219,16 @@ class Node:
         checkpoint_every: int | None = None,
         writers: Iterable[str] = (),
         promote: bool = False,
+        early: bool = False,
+        linger: float = 0.0,
     ) -> None:
         """Be a trainer of the run, until it has had so many steps in all: lead it, or stand by until nobody else does.
 
         Where too few electors are named for that to happen by itself, `promote` is the operator's word for it.
 
         With a folder (the node's own, if no other is given) weights, journal, checkpoints and records are there, and a trainer
-        that is started on it again goes on where the one before ended, however that was. `writers` are names of `echo_node.writers`.
+        that is started on it again goes on where the one before ended, however that was. `writers` are names of `echo_node.writers`,
+        `early` and `linger` those of `TrainerLoop.work`.
         """
         from echo_node.trainer.journal import open_journal  # noqa: PLC0415
         from echo_node.trainer.loop import TrainerLoop  # noqa: PLC0415 - it needs torch, which a sampler may lack
@@ -281,7 +284,7 @@ class Node:
                     self.tokens = loop.tokens
                     self.status = lambda: {**loop.status(), "leading": True}
                     self._members = loop.members
-                    await loop.work(steps, first_samplers=first_samplers)
+                    await loop.work(steps, first_samplers=first_samplers, early=early, linger=linger)
 
             await stack.enter_async_context(self._company(network, "trainer", needed=("trainer", "verifier")))
             await standby.take_turns(lead)

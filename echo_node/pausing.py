@@ -60,7 +60,7 @@ class Gate:
         self._reasons[reason] = None
         words = f"paused ({', '.join(self._reasons)})"
         if reason == LEAVING:
-            words = "leaving: nothing new is begun, and what is made is delivered"
+            words = "leaving: nothing new is begun; what is made is delivered, or kept for the next start"
         self._tell("paused", words, reasons=list(self._reasons))
 
     def open(self, reason: str) -> None:

@@ -144,9 +144,15 @@ def link(
             "a link names a head of the run, and this node knows none",
             advice="start the run's trainer, or join the run, and make the link then",
         )
+    known_addresses = tuple(addresses or manifest.message.seeds) or _own_addresses(state or state_home())
+    if not known_addresses:
+        raise ConfigError(
+            "a link says where to knock, and no address is known",
+            advice="give a seed's, or this node's own, with --seed; or make the link while the node runs",
+        )
     with boundary(ConfigError, "making a link"):
         made = Link(
-            addresses=tuple(addresses or manifest.message.seeds),
+            addresses=known_addresses,
             head=tip.id,
             run=manifest.id,
             term=tip.message.term,
@@ -186,6 +192,18 @@ def _check_algorithm(manifest: Manifest) -> None:
         from echo_node.trainer.settings import training_settings
 
         training_settings(manifest)
+
+
+def _own_addresses(state: Path) -> tuple[str, ...]:
+    """Where the node that runs on this state can be reached, as it says itself."""
+    from echo_node.control.asking import ask
+    from echo_node.errors import EchoError
+
+    try:
+        told = ask(state, "status", steps=0, lines=0)
+    except EchoError:
+        return ()
+    return tuple(told["snapshot"]["addresses"])
 
 
 def _own(run: Path, state: Path | None) -> tuple[Opened[Manifest], Path]:

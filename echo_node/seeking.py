@@ -47,6 +47,8 @@ def meant(text: str | None, author: Identity) -> Path | Sought:
     """What a person means by a word, or by none. `author` seals the run of a run file."""
     if text is None:
         return Sought()
+    if not text.strip():
+        raise ConfigError("the run's name is empty", advice="give a link, an id, a folder or a file")
     if text.startswith(SCHEME):
         try:
             link = Link.parse(text)

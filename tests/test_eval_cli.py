@@ -91,7 +91,7 @@ def test_versions_are_measured_and_the_best_one_is_written(place, tmp_path):
 def test_what_cannot_be_measured_is_said(place, tmp_path):
     assert isinstance(failure(place, "eval", "--version", 7), StoreError)
     with opened(place / "state"):
-        assert "another node runs" in str(failure(place, "eval"))
+        assert "a node runs on" in str(failure(place, "eval"))
     taken = tmp_path / "taken"
     taken.mkdir()
     assert isinstance(failure(place, "export", taken, "--version", 1), ConfigError)

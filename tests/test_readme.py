@@ -129,20 +129,19 @@ def test_an_operator_and_a_volunteer_type_what_the_readme_says(stage):
     seed = start(host, "echo-node join --role bootstrap", *LOOPBACK)
     address = seed.until(lambda event: event["event"] == "listening")["addresses"][0]
 
-    keys_show, new, show, join, link, open_, evaluate, export, provenance = commands("Train a model")
+    keys_show, new, show, join, link, open_, stop, evaluate, export, provenance = commands("Train a model")
     peer_id = operator.types(keys_show).strip()
     (operator.home / "digits.toml").write_text(
         f'name = "digits"\ntrainers = ["{peer_id}"]\nseeds = ["{address}"]\n[algorithm]\nbatch_groups = 8\n'
     )
     assert "sealed" in operator.types(new)
     assert peer_id in operator.types(show)
-    trainer = start(operator, join, *LOOPBACK, "--threads", "1")
-    helper = start(
-        host, f"echo-node join --role sampler {operator.home / 'digits'} --state helper", *LOOPBACK
-    )
-    trainer.until(lambda event: event["event"] == "step" and event["step"] >= 2)
+    trainer = start(operator, join.replace("ADDRESS", address), *LOOPBACK, "--threads", "1")
+    trainer.until(lambda event: event.get("version") == 0)  # before anybody has joined
     found = operator.types(link.replace("ADDRESS", address)).strip()
     assert found.startswith("echo:")
+    helper = start(host, f"echo-node join --role sampler {found} --yes --state helper", *LOOPBACK)
+    trainer.until(lambda event: event["event"] == "step" and event["step"] >= 2)
     assert "open" in operator.types(open_)
 
     doctor, sample, status, pause, resume, leave, backup, service = commands("Lend a machine")
@@ -161,12 +160,12 @@ def test_an_operator_and_a_volunteer_type_what_the_readme_says(stage):
     assert json.loads(volunteer.types("echo-node keys show --json"))["peer_id"] in volunteer.types(backup)
     assert found in volunteer.types(service.replace("LINK", found))
 
-    for program in (trainer, helper):
-        program.process.send_signal(signal.SIGTERM)
+    helper.process.send_signal(signal.SIGTERM)
+    assert operator.types(stop)
     assert (trainer.ends(), helper.ends()) == (0, 0)
     assert "held-out prompts" in operator.types(evaluate, "--prompts", "64")
     assert "is the best" in operator.types(export)
-    assert (operator.home / "best" / "model.safetensors").stat().st_size > 700_000
+    assert (operator.home / "out" / "model.safetensors").stat().st_size > 700_000
     assert operator.types(provenance)
 
 

@@ -148,10 +148,13 @@ class TrainerLoop:
         self.tokens = Rate()
         """Tokens admitted, by the second."""
 
-    async def work(self, steps: int, *, first_samplers: int = 1) -> None:
+    async def work(
+        self, steps: int, *, first_samplers: int = 1, early: bool = False, linger: float = 0.0
+    ) -> None:
         """Go on where it was, or wait for the first samplers; work until the run has had so many batches in all.
 
-        Whatever helps on the way ends with it.
+        `early` publishes the first version before anybody has joined, for newcomers that have nothing yet; for the seconds of
+        `linger` the last one can still be had. Whatever helps on the way ends with it.
         """
         stood = self.stood = await self._come_back()
         with serve_deliveries(
@@ -166,6 +169,8 @@ class TrainerLoop:
                 nursery.start_soon(self._heeding.hear, self._network)
                 nursery.start_soon(self._receipts.send_now_and_then)
                 if stood.tip is None:
+                    if early:
+                        await self._publish()
                     await self._desk.wait_for(first_samplers)
                     await self._publish()
                 else:
@@ -178,6 +183,7 @@ class TrainerLoop:
                     await self._publish()
                 await self._keep_checkpoint()
                 await self._receipts.send()
+                await trio.sleep(linger)
                 nursery.cancel_scope.cancel()
 
     def status(self) -> dict[str, Any]:
