@@ -211,15 +211,13 @@ async def test_a_reader_that_stops_reading_holds_up_neither_the_node_nor_its_end
 
 
 async def test_a_reader_that_stops_reading_is_given_up_and_its_place_is_free(monkeypatch):
-    monkeypatch.setattr(serving, "SEND_SECONDS", 0.3)
+    monkeypatch.setattr(serving, "SEND_SECONDS", 2.0)
     monkeypatch.setattr(serving, "Listeners", partial(Listeners, 1))
-    async with served(a_board_of_many_megabytes()) as page:
-        slow = await a_reader_that_stops(page)
+    async with served(a_board_of_many_megabytes()) as page, await a_reader_that_stops(page):
         assert (await _first_line(page)).startswith(b"HTTP/1.1 503")
         while (answer := await _first_line(page)).startswith(b"HTTP/1.1 503"):
             await trio.lowlevel.checkpoint()
         assert answer.startswith(b"HTTP/1.1 200")
-        await slow.aclose()
 
 
 async def test_a_port_in_use_is_one_line_with_advice():

@@ -76,7 +76,7 @@ async def test_without_a_lan_it_says_so_once_and_goes_on():
         alone = net._namespace("alone")  # loopback and nothing else
         machine = type(net.public())(alone, "127.0.0.1", "127.0.0.1")
         with node(machine) as (process, lines, said):
-            await until(lambda: any("LAN" in line for line in said), 60)
+            await until(lambda: any("LAN" in line for line in said) and name_of(lines), 60)
             assert process.poll() is None
             assert name_of(lines)
         assert "gone" in lines
