@@ -216,10 +216,9 @@ async def test_a_reader_that_stops_reading_is_given_up_and_its_place_is_free(mon
     async with served(a_board_of_many_megabytes()) as page, await a_reader_that_stops(page):
         assert (await _first_line(page)).startswith(b"HTTP/1.1 503")
         with trio.fail_after(30):
-            while not (await _first_line(page)).startswith(b"HTTP/1.1 200"):
-                await trio.sleep(
-                    0.1
-                )  # nobody tells when the place is free, and too many connections are hung up on
+            # Nobody tells when the place is free, and too many connections are hung up on.
+            while not (await _first_line(page)).startswith(b"HTTP/1.1 200"):  # noqa: ASYNC110
+                await trio.sleep(0.1)
 
 
 async def test_a_port_in_use_is_one_line_with_advice():
