@@ -78,7 +78,7 @@ def boundary(failed: type[EchoError], doing: str, *, advice: str = "") -> Iterat
     except Exception as cause:
         if isinstance(cause, ExceptionGroup) and cause.split(EchoError)[1] is None:
             raise  # a nursery whose every failure names its culprit
-        raise failed(f"{doing}: {_reason(cause, doing)}", advice=advice) from cause
+        raise failed(f"{doing}: {_reason(cause, doing, failed)}", advice=advice) from cause
     except BaseException as cause:
         if type(cause).__name__ != _PANIC:
             raise
@@ -91,10 +91,14 @@ def one_line(text: str) -> str:
     return plain if len(plain) <= LONGEST else plain[: LONGEST - 1] + "…"
 
 
-def _reason(cause: Exception, doing: str) -> str:
+def _reason(cause: Exception, doing: str, failed: type[EchoError]) -> str:
     while isinstance(cause, ExceptionGroup):
         cause = cause.exceptions[0]
     name, text = type(cause).__name__, str(cause)
+    if not issubclass(
+        failed, ConfigError | StoreError
+    ):  # for whoever reads a log: the kind of failure is news there
+        return f"{name}: {text}" if text else name
     if isinstance(cause, OSError) and cause.strerror:
         file = "" if cause.filename is None else str(cause.filename)
         return cause.strerror if not file or file in doing else f"{cause.strerror}: {file}"

@@ -24,14 +24,15 @@ PROMPTS = ("--prompts", "64")
 
 
 def spoilt(state):
-    """The same model with every weight a little off."""
+    """The same model with every weight well off."""
     luck = np.random.default_rng(0)
     return {
         name: TensorBytes(
             weight.dtype,
             weight.shape,
             (
-                np.frombuffer(weight.data, np.uint16) ^ luck.integers(0, 64, len(weight.data) // 2, np.uint16)
+                np.frombuffer(weight.data, np.uint16)
+                ^ luck.integers(0, 256, len(weight.data) // 2, np.uint16)
             ).tobytes(),
         )
         for name, weight in state.items()
