@@ -148,6 +148,8 @@ class _Desk:
 
     async def _serve(self, caller: trio.SocketStream) -> None:
         if self._callers > CALLERS:
+            with trio.move_on_after(1.0):  # whoever is hung up on with words unread may never see the answer
+                await caller.receive_some(4096)
             await _say(caller, {"error": f"{CALLERS} callers talk to this node already; try again later"})
             return
         question = await _hear(caller)
