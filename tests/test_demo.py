@@ -23,9 +23,9 @@ from echo_node.metrics import Records
 
 ECHO_NODE = str(Path(sys.executable).parent / "echo-node")
 SMALL = ("--steps", "4", "--set", "batch_groups=8", "--set", "group_size=4")
-pytestmark = pytest.mark.timeout(300)  # a swarm of processes, on a machine that does other things too
 IN_MEMORY = ("--in-memory",)
 PROCESSES = ()
+SWARM = pytest.mark.timeout(300)  # five processes to start, each with libraries to load
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -33,14 +33,19 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         [ECHO_NODE, "demo", *words],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=110 if "--in-memory" in words else 240,
         check=False,
         env={**os.environ, **environment},
     )
 
 
 @pytest.mark.parametrize(
-    ("mode", "form"), [("sequential", IN_MEMORY), ("async", IN_MEMORY), ("sequential", PROCESSES)]
+    ("mode", "form"),
+    [
+        ("sequential", IN_MEMORY),
+        ("async", IN_MEMORY),
+        pytest.param("sequential", PROCESSES, marks=SWARM),
+    ],
 )
 def test_the_demo_ends_with_a_summary_a_picture_and_a_line_of_json(mode, form, tmp_path):
     done = run("--mode", mode, "--json", "--out", str(tmp_path), *SMALL, *form, TMPDIR=str(tmp_path))
@@ -100,6 +105,7 @@ def on_a_terminal(words: list[str], **environment: str) -> str:
     return written.decode()
 
 
+@SWARM
 def test_the_live_view_fits_80_columns_and_obeys_no_color(tmp_path):
     coloured = on_a_terminal(["--out", str(tmp_path), *SMALL, *PROCESSES])
     plain = on_a_terminal(["--out", str(tmp_path), *SMALL, *IN_MEMORY], NO_COLOR="1")
@@ -115,7 +121,12 @@ def test_the_live_view_fits_80_columns_and_obeys_no_color(tmp_path):
 
 @pytest.mark.parametrize(
     ("moment", "form"),
-    [("starting", IN_MEMORY), ("learning", IN_MEMORY), ("starting", PROCESSES), ("learning", PROCESSES)],
+    [
+        ("starting", IN_MEMORY),
+        ("learning", IN_MEMORY),
+        pytest.param("starting", PROCESSES, marks=SWARM),
+        pytest.param("learning", PROCESSES, marks=SWARM),
+    ],
 )
 def test_ctrl_c_ends_it_cleanly_within_two_seconds(moment, form, tmp_path):
     process = subprocess.Popen(
@@ -126,7 +137,7 @@ def test_ctrl_c_ends_it_cleanly_within_two_seconds(moment, form, tmp_path):
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     record = tmp_path / "steps.jsonl"
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + (90 if form == IN_MEMORY else 200)
     while time.monotonic() < deadline:
         if moment == "starting" or (record.exists() and record.stat().st_size):
             break
