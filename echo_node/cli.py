@@ -6,10 +6,7 @@ It turns an `EchoError` into one line and an exit code, and knows nothing of how
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +26,7 @@ from echo_node import (
     verifier_cli,
     weights_cli,
 )
-from echo_node.program import INTERRUPTED
+from echo_node.ctrl_c import INTERRUPTED, ctrl_c_ends_at_once
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -128,7 +125,7 @@ def demo(
         hostile=hostile or None,
         in_memory=in_memory or None,
     )
-    with _ctrl_c_ends_at_once():
+    with ctrl_c_ends_at_once():
         from echo_node.demo.command import run_demo  # takes a while, so only once the settings are right
 
         if given.in_memory:
@@ -140,21 +137,6 @@ def demo(
         sys.stderr.flush()
         os._exit(code)  # a model may still be being built in a thread: nobody waits for it
     raise typer.Exit(code)
-
-
-@contextmanager
-def _ctrl_c_ends_at_once() -> Iterator[None]:
-    """While libraries are loaded: an exception in the middle of that can abort the process, and nothing runs yet."""
-
-    def stop(_signal: int, _frame: object) -> None:
-        os.write(2, b"echo-node: stopped\n")
-        os._exit(INTERRUPTED)
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def main() -> None:

@@ -10,16 +10,14 @@ import signal
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import trio
 import typer
 
 from echo_node import log
+from echo_node.ctrl_c import INTERRUPTED
 from echo_node.errors import ConfigError, EchoError
-
-INTERRUPTED: Final = 130
-"""What shells expect of a program that Ctrl-C has ended."""
 
 
 def run(app: Callable[[], object], name: str) -> None:
@@ -35,8 +33,11 @@ def run(app: Callable[[], object], name: str) -> None:
             raise
         _stop_with(name, _first(explained))
     except KeyboardInterrupt:
-        typer.echo(f"{name}: stopped", err=True)
-        sys.exit(INTERRUPTED)
+        _stopped(name)
+    except SystemExit as end:
+        if _by_ctrl_c(end.__context__):
+            _stopped(name)  # typer has turned it into an exit code, without a word
+        raise
 
 
 @asynccontextmanager
@@ -59,6 +60,18 @@ async def until_told_to_stop(first: Callable[[], object] | None = None) -> Async
         with trio.CancelScope() as block:
             yield
         nursery.cancel_scope.cancel()
+
+
+def _by_ctrl_c(error: BaseException | None) -> bool:
+    """Whether an exit was made of a Ctrl-C, and of nothing that was said already."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
+
+
+def _stopped(name: str) -> NoReturn:
+    typer.echo(f"{name}: stopped", err=True)
+    sys.exit(INTERRUPTED)
 
 
 def _first(group: BaseExceptionGroup[EchoError]) -> EchoError:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from echo_node.ctrl_c import INTERRUPTED
 from echo_node.keys_cli import State
-from echo_node.program import INTERRUPTED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from echo_node.program import INTERRUPTED
+from echo_node.ctrl_c import INTERRUPTED
 
 if TYPE_CHECKING:
     from echo_node.models.progress import Progress

@@ -16,6 +16,7 @@ import trio
 from rich.console import Console
 
 from echo_node.config import DemoConfig, no_color, write_resolved
+from echo_node.ctrl_c import INTERRUPTED
 from echo_node.dashboard import free_port
 from echo_node.demo.picture import draw_rewards
 from echo_node.demo.processes import SwarmDemo, check_together
@@ -25,7 +26,6 @@ from echo_node.demo.view import line, watch
 from echo_node.errors import ConfigError, StoreError, boundary
 from echo_node.metrics import Records
 
-INTERRUPTED = 130
 TRIES = 10
 """To remove the swarm's folder."""
 FAILED = 1

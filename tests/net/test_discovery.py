@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 import trio
@@ -174,6 +175,25 @@ async def test_a_peer_that_hangs_up_at_once_is_not_dialled_without_end():
                 ended += 1
         assert 1 <= node.discovery.counts["dialled"] <= 5
         assert ended
+
+
+async def test_whoever_comes_only_to_hang_up_waits_longer_each_time_and_the_others_do_not():
+    """Its coming is news of a network that is back, for everybody but itself."""
+    async with searching() as rude, searching(seeds=[dead_seed()]) as node:
+        candidates, other = node.discovery._candidates, Identity.generate().public
+        candidates.add(rude.public, [rude.address], Source.LOST)
+        candidates.add(other, ["/ip4/127.0.0.1/tcp/1"], Source.LOST)
+        candidates._all[rude.public].not_before = candidates._all[other].not_before = math.inf
+        pauses = []
+        for _ in range(6):
+            candidates._all[other].failures = 20
+            node.discovery._came(rude.public, we_dialled=True)
+            assert candidates._all[other].failures == 0
+            node.discovery._went(rude.public, [rude.address], 0.0)
+            pauses.append(candidates._all[rude.public].not_before - trio.current_time())
+        assert candidates._all[rude.public].failures == 6
+        assert pauses[0] <= 1.0
+        assert pauses[5] >= 4.9
 
 
 async def test_a_dial_that_hangs_holds_nothing_up(monkeypatch):

@@ -177,11 +177,14 @@ class Candidates:
             return known
         return None
 
-    def hurry(self) -> None:
-        """Something changed, so all may be tried again at once: a new network, or the first peer after none."""
+    def hurry(self, but: bytes | None = None) -> None:
+        """Something changed, so all may be tried again at once: a new network, or the first peer after none.
+
+        Whoever brought the news is left as it is: a peer that comes only to hang up does not clear its own name.
+        """
         now = self._clock()
         for each in self._all.values():
-            if not each.source.is_hearsay:
+            if not each.source.is_hearsay and each.public != but:
                 each.failures = 0
                 each.not_before = min(each.not_before, now + self._luck.random() * FIRST_PAUSE)
 

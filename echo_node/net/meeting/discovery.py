@@ -127,7 +127,7 @@ class Discovery:
         if we_dialled:
             self._candidates.reached(public)
         if self._candidates.source_of(public) is Source.LOST or len(self._acquainted.connected()) == 1:
-            self._candidates.hurry()  # the network is back, or a part of it
+            self._candidates.hurry(but=public)  # the network is back, or a part of it
         self._wake()
 
     def _went(self, public: bytes, addresses: Sequence[str], seconds: float) -> None:

@@ -1,0 +1,81 @@
+"""How a program of ours ends: Ctrl-C at any moment is one line and exit code 130."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from echo_node import program
+from echo_node.ctrl_c import INTERRUPTED
+
+
+def command(body):
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(body)
+    return lambda: app([], prog_name="test")
+
+
+def interrupted():
+    raise KeyboardInterrupt
+
+
+def interrupted_and_said():
+    try:
+        interrupted()
+    except KeyboardInterrupt:
+        typer.echo("in its own words", err=True)
+        raise typer.Exit(INTERRUPTED)  # noqa: B904 - as a command might
+
+
+def done():
+    pass
+
+
+def with_a_code():
+    raise typer.Exit(INTERRUPTED)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        (interrupted, INTERRUPTED, "a name: stopped\n"),
+        (interrupted_and_said, INTERRUPTED, "in its own words\n"),
+        (with_a_code, INTERRUPTED, ""),
+        (done, 0, ""),
+    ],
+)
+def test_ctrl_c_in_a_command_is_said_once(body, code, said, capsys):
+    with pytest.raises(SystemExit) as end:
+        program.run(command(body), "a name")
+    assert end.value.code == code
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("moment", ["echo_node.cli", "echo_node.config", "echo_node.demo.command"])
+def test_ctrl_c_while_the_program_loads_is_one_line(moment, tmp_path):
+    """The signal comes while a module is looked for, which no person could time as well."""
+    script = f"""
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {moment!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["echo-node", "demo", "--steps", "1"]
+from echo_node.__main__ import main
+main()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "", "echo-node: stopped\n")
