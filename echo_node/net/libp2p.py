@@ -50,6 +50,7 @@ from echo_node.net.kad.dht import Dht
 from echo_node.net.meeting.comings import remote_of, watching
 from echo_node.net.meeting.discovery import Discovery
 from echo_node.net.meeting.lan import Lan
+from echo_node.net.meeting.majors import Majors
 from echo_node.net.meeting.peerbook import PeerBook
 from echo_node.net.meeting.seeds import parse_seeds
 from echo_node.net.reaching.reach import Reach
@@ -131,6 +132,7 @@ class Libp2pNetwork:
             asking=self._asking,
         )
         self._dht = Dht(host, self._standing, self._counts, self._discovery.suggest)
+        self._majors = Majors()
         self._watchers: list[Inbox[PeerEvent]] = []
         self._calls: set[_Call] = set()
         self._connected: set[bytes] = set()
@@ -324,6 +326,9 @@ class Libp2pNetwork:
             watcher.put(event)
 
     async def _identified(self, peer: ID) -> None:
+        public = key_of(peer)
+        if public is not None and self._majors.heed(public, self._host.get_peerstore().get_protocols(peer)):
+            self._counts["of another major version"] += 1
         if self._host.speaks(peer, topics.KAD_PROTOCOL):
             await self._dht.add(peer, self._host.addresses_of(peer))
 
