@@ -2,11 +2,17 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
+
+from echo_node.runfile import read_manifest
+from protocol import Identity
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -28,6 +34,45 @@ def test_one_process_learns_in_about_forty_lines():
     )
     assert 0.1 < first < 0.6
     assert 0.1 < last < 0.9
+
+
+@pytest.fixture(scope="module")
+def python_with_own_contract(tmp_path_factory):
+    """A Python that has all that this one has, and the example's package: contracts are found where packages are installed."""
+    home = tmp_path_factory.mktemp("own")
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.check_output(ask, text=True).strip())
+    (site / "all.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    package = shutil.copytree(EXAMPLES / "own_contract", home / "package")  # building leaves files there
+    flags = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--target")
+    subprocess.run([sys.executable, "-m", "pip", "install", *flags, site, package], check=True, timeout=100)
+    return python
+
+
+def test_a_contract_of_ones_own_stands_its_trial_and_is_learnt(python_with_own_contract):
+    python, folder = python_with_own_contract, EXAMPLES / "own_contract"
+    for words in (
+        ("-m", "echo_node", "contract", "test", "digits-sorted"),
+        ("-m", "pytest", "-q", "-p", "no:cacheprovider", folder),
+        (folder / "learn.py", "2"),
+    ):
+        done = subprocess.run(
+            [python, *words], capture_output=True, text=True, timeout=100, check=False, cwd=folder
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"reward 0\.\d\d at first, 0\.\d\d after 2 steps", done.stdout)
+
+
+def test_a_run_of_ones_own_contract_is_made_from_its_file(python_with_own_contract, tmp_path):
+    author = Identity.generate()
+    text = (EXAMPLES / "own_contract" / "digits_sorted.toml").read_text()
+    (tmp_path / "mine.toml").write_text(text.replace("12D3KooW…", author.peer_id))
+    command = [python_with_own_contract, "-m", "echo_node", "run", "new", "mine.toml", "--state", "state"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert read_manifest(tmp_path / "mine").message.contract.name == "digits-sorted"
 
 
 @pytest.mark.slow

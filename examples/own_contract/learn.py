@@ -1,0 +1,46 @@
+"""The embedded model learns a task of your own: one trainer and two samplers in one process.
+
+python examples/own_contract/learn.py [STEPS]     (after pip install examples/own_contract)
+"""
+
+import sys
+
+import trio
+
+from echo_node import embedded
+from echo_node.contract import load
+from echo_node.metrics import Records
+from echo_node.net.memory import MemorySwarm
+from echo_node.node import Node
+from echo_node.run import Run, draft
+from protocol import Identity
+from protocol.manifest import Sampling, Sync
+
+
+async def main(steps: int) -> None:
+    trainer, *samplers = (Identity.generate() for _ in range(3))
+    manifest = draft(
+        name="digits in order",
+        folder=embedded.folder(),
+        contract=load("digits-sorted", "1"),
+        params={},
+        algorithm={"batch_groups": 32, "learning_rate": 3e-4},
+        sampling_=Sampling(group_size=8, max_prompt=7, max_tokens=6, temperature=1.0),
+        sync=Sync(async_from=0, head_every=1, in_flight=False, staleness=4),
+        author=trainer,
+        trainers=[trainer.public],
+        nonce=bytes(32),
+    )
+    run = Run.open(manifest, embedded.folder())
+    records = Records()
+    async with MemorySwarm() as swarm, trio.open_nursery() as nursery:
+        for identity in samplers:
+            nursery.start_soon(Node(run, identity, swarm.join).sample)
+        await Node(run, trainer, swarm.join).train(steps, records=records, first_samplers=2)
+        nursery.cancel_scope.cancel()
+    run.close()
+    print(f"reward {records.steps[0].reward:.2f} at first, {records.reward():.2f} after {steps} steps")
+
+
+if __name__ == "__main__":
+    trio.run(main, int(sys.argv[1]) if len(sys.argv) > 1 else 200)
