@@ -14,6 +14,7 @@ import trio
 
 from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT, IGNORE, Message, Network, Reject, Validation
+from echo_node.terms.clocks import Clocks
 from echo_node.terms.lease import Lease
 from echo_node.weights.hearing import Hearing
 from protocol import ZERO, Envelope, Follower, Heartbeat, Identity, Opened, open_sealed, seal, topics
@@ -85,6 +86,7 @@ class Pulse:
         self._hearing = hearing
         self._lease = lease
         self._told = told
+        self._clocks = Clocks()
         self._missed: bytes | None = None
         """Who has told of something that is not known here."""
         self._wake = trio.Event()
@@ -121,6 +123,7 @@ class Pulse:
         follower = self._hearing.follower
         counts = self._lease.take(beat)
         if counts:
+            self._clocks.hear(beat.message.time_ms)
             self._told(beat)
         knows_more = beat.message.head != ZERO and self._hearing.find(beat.message.head) is None
         if beat.message.term > follower.term or (counts and knows_more):
