@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import Final, NoReturn
 
 import trio
 import typer
@@ -18,6 +20,8 @@ import typer
 from echo_node import log
 from echo_node.ctrl_c import INTERRUPTED
 from echo_node.errors import ConfigError, EchoError
+
+_NAME: Final = "echo-node"
 
 
 def run(app: Callable[[], object], name: str) -> None:
@@ -60,6 +64,14 @@ async def until_told_to_stop(first: Callable[[], object] | None = None) -> Async
         with trio.CancelScope() as block:
             yield
         nursery.cancel_scope.cancel()
+
+
+def name_as_called() -> str:
+    """What a person types to have this program again: its name if the shell finds it, else the way that led to it."""
+    if shutil.which(_NAME) is not None or Path(sys.argv[0]).name != _NAME:
+        return _NAME
+    way = Path(sys.argv[0])
+    return str(way.relative_to(Path.cwd()) if way.is_relative_to(Path.cwd()) else way)
 
 
 def _by_ctrl_c(error: BaseException | None) -> bool:

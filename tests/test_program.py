@@ -79,3 +79,23 @@ main()
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "", "echo-node: stopped\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "called", "told"),
+    [
+        ("here/bin", "/somewhere/echo-node", "echo-node"),
+        ("elsewhere", "here/bin/echo-node", "here/bin/echo-node"),
+        ("elsewhere", "{cwd}/here/bin/echo-node", "here/bin/echo-node"),
+        ("elsewhere", "/somewhere/echo-node", "/somewhere/echo-node"),
+        ("elsewhere", "/somewhere/cli.py", "echo-node"),
+    ],
+)
+def test_the_commands_to_try_next_can_be_typed_as_they_stand(path, called, told, tmp_path, monkeypatch):
+    program_ = tmp_path / "here" / "bin" / "echo-node"
+    program_.parent.mkdir(parents=True)
+    program_.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / path))
+    monkeypatch.setattr("sys.argv", [called.format(cwd=tmp_path)])
+    assert program.name_as_called() == told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from echo_node.demo.standing import Member, Shown, bytes_out, caught, verdicts
 from echo_node.demo.view import wrap
+from echo_node.program import name_as_called
 
 
 def summary(demo: Shown, picture: str | None) -> str:
@@ -17,7 +18,7 @@ def summary(demo: Shown, picture: str | None) -> str:
         f"it was right {first:.0%} of the time at first, and {demo.records.reward():.0%} at the end.",
         (
             f"{demo.config.samplers} samplers drew {sum(record.tokens for record in steps):,} tokens for it, "
-            f"none of them from a policy more than {demo.records.max_staleness} steps old."
+            f"{_how_old(demo.records.max_staleness)}."
         ),
     ]
     if demo.members:
@@ -43,6 +44,12 @@ def outcome(demo: Shown) -> dict[str, float | int | str]:
         told["caught"] = sum(member.peer_id in found for member in cheats)
         told["honest_muted"] = len(found - {member.peer_id for member in cheats})
     return told
+
+
+def _how_old(steps: int) -> str:
+    if not steps:
+        return "all of them from the newest policy"
+    return f"none of them from a policy more than {steps} {'step' if steps == 1 else 'steps'} old"
 
 
 def _of_the_swarm(demo: Shown) -> list[str]:
@@ -90,16 +97,15 @@ def _name(member: Member | None) -> str:
 
 def _next(demo: Shown) -> list[str]:
     other = "async" if demo.config.mode == "sequential" else "sequential"
+    name = name_as_called()
     if not demo.members:
-        return [
-            f"Next: echo-node demo --mode {other}, or examples/one_process.py for how it is put together."
-        ]
-    lines = [f"  echo-node demo --mode {other}"]
+        return [f"Next: {name} demo --mode {other}, or examples/one_process.py for how it is put together."]
+    lines = [f"  {name} demo --mode {other}"]
     if not demo.config.hostile:
-        lines.append("  echo-node demo --hostile     two samplers cheat, and are caught")
+        lines.append(f"  {name} demo --hostile     two samplers cheat, and are caught")
     return [
         "Next:",
         *lines,
-        "  echo-node run new --help     a run of your own",
-        "  echo-node join --help        take part in one",
+        f"  {name} run new --help     a run of your own",
+        f"  {name} join --help        take part in one",
     ]
