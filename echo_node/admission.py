@@ -1,16 +1,20 @@
 """What may go into a batch: the checks of a group that need the run, from cheap to dear. Knows no network.
 
 A group that fails is data, not an error: it is refused with one of the reasons that receipts carry. Nothing here
-computes a reward or runs a model.
+computes a reward or runs a model. The prompts of many groups are asked for together, in a thread: a contract may take its
+time, and whoever judges has others to hear meanwhile.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
+import trio
+from numpy.typing import NDArray
 
 from echo_node.contract import Prompt
 from echo_node.errors import ContractError
@@ -18,8 +22,7 @@ from echo_node.run import Run
 from protocol import Envelope, Opened, ProtocolError, Roster, TrajectoryGroup, WeightsHead
 from protocol.envelope import verify_body
 from protocol.errors import BadSignatureError
-from protocol.tokens import bits_for
-from protocol.trajectory import Completion
+from protocol.tokens import bits_for, unpack_ids
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +58,22 @@ class _RefusalError(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A group that has passed everything but the look at its prompt."""
+
+    group: Opened[TrajectoryGroup]
+    step: int
+
+    @property
+    def slot(self) -> tuple[bytes, bytes, int]:
+        return self.group.message.heads[0], self.group.signer, self.group.message.slot
+
+
+_Asked: TypeAlias = tuple[Prompt, NDArray[np.int64]] | ContractError
+"""What a slot asks, or why that cannot be told."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Known:
     """A head that may be sampled under."""
 
@@ -73,6 +92,10 @@ class Admission:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._limits = run.limits
+        self._bits = bits_for(run.told.model.vocab_size)
+        self._is_end = np.zeros(run.limits.vocab_size, bool)
+        self._is_end[[each for each in run.limits.end_tokens if each < run.limits.vocab_size]] = True
         self._known: dict[bytes, _Known] = {}
         self._filled: set[tuple[bytes, bytes, int]] = set()
         self._admitted: Counter[tuple[bytes, bytes]] = Counter()
@@ -102,14 +125,16 @@ class Admission:
 
     def judge(self, envelope: Envelope) -> Admitted | Refused:
         """Admit a group once, or say why not."""
-        try:
-            return self._admit(envelope)
-        except _RefusalError as refusal:
-            return Refused(envelope.id, refusal.reason, str(refusal), self._is_signed(envelope))
-        except BadSignatureError as error:
-            return Refused(envelope.id, "wrong-signature", str(error))
-        except ProtocolError as error:
-            return Refused(envelope.id, "malformed", str(error), self._is_signed(envelope))
+        looked = self._look(envelope, Counter())
+        return looked if isinstance(looked, Refused) else self._admit(looked, self._ask([looked])[0])
+
+    async def judge_all(self, envelopes: Sequence[Envelope]) -> list[Admitted | Refused]:
+        """The same for several, in their order. Heads may come and slots be filled while their prompts are made."""
+        company: Counter[tuple[bytes, bytes]] = Counter()
+        looked = [self._look(envelope, company) for envelope in envelopes]
+        found = [each for each in looked if isinstance(each, _Candidate)]
+        asked = iter(await trio.to_thread.run_sync(self._ask, found) if found else [])
+        return [each if isinstance(each, Refused) else self._admit(each, next(asked)) for each in looked]
 
     def release(self, admitted: Admitted) -> None:
         """There was no room for a group: its slot may be filled again."""
@@ -136,7 +161,20 @@ class Admission:
             return False
         return True
 
-    def _admit(self, envelope: Envelope) -> Admitted:
+    def _look(self, envelope: Envelope, company: Counter[tuple[bytes, bytes]]) -> _Candidate | Refused:
+        """Every check but that of the prompt. `company` counts, by head and sampler, those that have passed with it."""
+        try:
+            candidate = self._candidate(envelope, company)
+        except _RefusalError as refusal:
+            return Refused(envelope.id, refusal.reason, str(refusal), self._is_signed(envelope))
+        except BadSignatureError as error:
+            return Refused(envelope.id, "wrong-signature", str(error))
+        except ProtocolError as error:
+            return Refused(envelope.id, "malformed", str(error), self._is_signed(envelope))
+        company[candidate.slot[:2]] += 1
+        return candidate
+
+    def _candidate(self, envelope: Envelope, company: Counter[tuple[bytes, bytes]]) -> _Candidate:
         if not self.is_member(envelope.signer):
             raise _RefusalError("not-in-roster", "the sampler is in no roster of the newest heads")
         group = envelope.claim(TrajectoryGroup, self._run.id)
@@ -148,19 +186,51 @@ class Admission:
         if known is None or not self._known.keys() >= set(group.heads):
             raise _RefusalError("stale", "drawn under a head that is not among the newest")
         self._check_member(known, envelope.signer, group.engine)
-        if group.slot >= self._admitted[slot[:2]] + SLOT_WINDOW:
-            raise _RefusalError("over-limit", f"slot {group.slot}: slots are filled one after the other")
-        opened = envelope.open(TrajectoryGroup, self._run.id)
-        prompt = self._check_prompt(opened)
-        for completion in group.completions():
-            self._check_end(completion)
+        self._check_window(slot, company[slot[:2]])
+        opened = envelope.verified(group)
+        self._check_ends(group)
+        return _Candidate(opened, known.step)
+
+    def _ask(self, candidates: Sequence[_Candidate]) -> list[_Asked]:
+        """What the slots of these ask. Changes nothing here: it may run in a thread."""
+        keys = [self._run.slot_key(*each.slot) for each in candidates]
+        try:
+            return [*self._run.prompts(keys)]
+        except ContractError as error:  # samplers choose slots: none may end the trainer, or harm another
+            return [error] if len(keys) == 1 else [self._ask([each])[0] for each in candidates]
+
+    def _admit(self, candidate: _Candidate, asked: _Asked) -> Admitted | Refused:
+        """Fill the slot, unless the prompt is another or something has changed since the first look."""
+        group, slot = candidate.group, candidate.slot
+        try:
+            prompt = self._second_look(candidate, asked)
+        except _RefusalError as refusal:
+            return Refused(group.id, refusal.reason, str(refusal), signed=True)
         self._filled.add(slot)
         self._admitted[slot[:2]] += 1
-        return Admitted(opened, known.step, prompt)
+        return Admitted(group, candidate.step, prompt)
+
+    def _second_look(self, candidate: _Candidate, asked: _Asked) -> Prompt:
+        slot = candidate.slot
+        if slot in self._filled:
+            raise _RefusalError("duplicate", f"slot {slot[2]} of this sampler and head is filled")
+        if not self._known.keys() >= set(candidate.group.message.heads):
+            raise _RefusalError("stale", "drawn under a head that is no longer among the newest")
+        self._check_window(slot, 0)
+        if isinstance(asked, ContractError):
+            raise _RefusalError("wrong-prompt", f"its slot has no prompt: {asked}")
+        prompt, ids = asked
+        if not np.array_equal(ids, candidate.group.message.prompt_ids()):
+            raise _RefusalError("wrong-prompt", "not the prompt of its slot")
+        return prompt
+
+    def _check_window(self, slot: tuple[bytes, bytes, int], company: int) -> None:
+        if slot[2] >= self._admitted[slot[:2]] + company + SLOT_WINDOW:
+            raise _RefusalError("over-limit", f"slot {slot[2]}: slots are filled one after the other")
 
     def _check_limits(self, group: TrajectoryGroup) -> None:
         told = self._run.told
-        if group.bits != bits_for(told.model.vocab_size):
+        if group.bits != self._bits:
             raise _RefusalError("over-limit", f"ids of {group.bits} bits")
         if len(group.lengths) != told.sampling.group_size:
             raise _RefusalError(
@@ -179,23 +249,16 @@ class Admission:
         if known.members[sampler] != engine:
             raise _RefusalError("wrong-engine", f"drawn with {engine}, joined with {known.members[sampler]}")
 
-    def _check_prompt(self, opened: Opened[TrajectoryGroup]) -> Prompt:
-        group = opened.message
-        try:
-            prompt, ids = self._run.prompt(self._run.slot_key(group.heads[0], opened.signer, group.slot))
-        except ContractError as error:  # samplers choose slots: none of them may end the trainer
-            raise _RefusalError("wrong-prompt", f"its slot has no prompt: {error}") from error
-        if not np.array_equal(ids, group.prompt_ids()):
-            raise _RefusalError("wrong-prompt", "not the prompt of its slot")
-        return prompt
-
-    def _check_end(self, completion: Completion) -> None:
-        limits = self._run.limits
-        if int(completion.ids.max()) >= limits.vocab_size:
+    def _check_ends(self, group: TrajectoryGroup) -> None:
+        limits = self._limits
+        ids = unpack_ids(group.tokens, group.token_count, group.bits)
+        if int(ids.max()) >= limits.vocab_size:
             raise _RefusalError("over-limit", "an id outside the vocabulary")
-        ends = np.isin(completion.ids, list(limits.end_tokens))
-        at_end = bool(ends[-1])
-        if ends[:-1].any() or at_end != (completion.finish == "end"):
+        lengths = np.array(group.lengths)
+        ends = self._is_end[ids]
+        at_end = ends[np.cumsum(lengths) - 1]
+        claimed = np.array([finish == "end" for finish in group.finish])
+        if int(ends.sum()) != int(at_end.sum()) or not np.array_equal(at_end, claimed):
             raise _RefusalError("malformed", "an end token where none belongs, or none where one is claimed")
-        if not at_end and len(completion.ids) != limits.max_tokens:
+        if (lengths[~at_end] != limits.max_tokens).any():
             raise _RefusalError("malformed", "a completion that ends before its end")

@@ -24,6 +24,8 @@ WORDS_EVERY: Final = 10
 NOBODY: Final = "nobody can be reached: does a seed of the run's swarm run? give it by --seed"
 UNHELPED: Final = 10
 """Looks without a single sampler, after which a trainer's person should hear of it."""
+MOST_MUTES: Final = 20
+"""Peers that are told of in one look as muted: strangers without number must not fill a log."""
 ALONE: Final = 15
 """Looks without a single peer, after which a person should hear of it."""
 
@@ -84,6 +86,19 @@ async def tell_if_alone(network: Libp2pNetwork, events: Events) -> None:
     await trio.sleep(ALONE * PROGRESS_SECONDS)
     if not network.peers():
         events.tell("alone", NOBODY)
+
+
+async def tell_mutes(network: Libp2pNetwork, events: Events) -> None:
+    """Say whom this node does not hear for now because of what they sent, and why; each once for as long as it lasts."""
+    before: frozenset[bytes] = frozenset()
+    while True:
+        await trio.sleep(PROGRESS_SECONDS)
+        mutes = network.mutes()
+        for key in sorted(mutes.keys() - before)[:MOST_MUTES]:
+            seconds, reasons = round(mutes[key].seconds), dict(sorted(mutes[key].reasons.items()))
+            words = f"{peer_id(key)} is not heard for {seconds} s: {', '.join(reasons)}"
+            events.tell("muted", words, peer_id=peer_id(key), seconds=seconds, reasons=reasons)
+        before = frozenset(mutes)
 
 
 async def tell_progress(node: Node, network: Libp2pNetwork, events: Events) -> None:

@@ -23,7 +23,7 @@ from echo_node.arriving import arrive
 from echo_node.control.serving import NodeHand, under_control
 from echo_node.engine.machine import free_cores
 from echo_node.errors import ConfigError
-from echo_node.events import Events, ToldSteps, tell_if_alone, tell_progress
+from echo_node.events import Events, ToldSteps, tell_if_alone, tell_mutes, tell_progress
 from echo_node.ledger import Ledger
 from echo_node.metrics import Records
 from echo_node.net.libp2p import Libp2pNetwork, SwarmSettings, join_swarm
@@ -162,8 +162,8 @@ class _Session:
 
     async def seed(self) -> None:
         """Be a node that others meet at."""
-        async with self._at_home(self._settings().of_a_seed()):
-            await _sit()
+        async with self._at_home(self._settings().of_a_seed()) as network:
+            await tell_mutes(network, self._events)
         self._events.tell("stopped", "stopped", finished=False)
 
     async def take_part(self, what: Run | Sought) -> None:
@@ -309,6 +309,7 @@ class _Session:
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell_progress, node, network, self._events)
+            nursery.start_soon(tell_mutes, network, self._events)
             nursery.start_soon(self._watch_disk)
             await self._do_role(node, folder)
             nursery.cancel_scope.cancel()
@@ -339,10 +340,6 @@ class _Session:
                 slots=wishes.slots,
             )
             await node.sample(slots_per_call=wishes.slots, engine_class=engine, threads=wishes.threads)
-
-
-async def _sit() -> None:
-    await trio.sleep_forever()
 
 
 def _in_short(run: Run) -> dict[str, Any]:

@@ -98,14 +98,17 @@ class Envelope:
         """The message, once everything about it has been checked, from cheap to dear."""
         if signer is not None and self.signer != signer:
             raise WrongSignerError("signed by another key than the one expected", "envelope.signer")
-        message = self.claim(kind, run)
+        return self.verified(self.claim(kind, run))
+
+    def verified(self, claimed: T) -> Opened[T]:
+        """The message that this envelope claims, once its signature has been checked: for who has read it before."""
         identity = self.id
         try:
             verify(self.signer, self.signature, _signed_bytes(self.kind, identity))
         except ProtocolError as error:
             error.within("envelope.signature" if isinstance(error, BadSignatureError) else "envelope.signer")
             raise
-        return Opened(message, identity, self.run, self.signer, self.sealed)
+        return Opened(claimed, identity, self.run, self.signer, self.sealed)
 
 
 def message_id(kind: str, run: bytes, signer: bytes, body: bytes) -> bytes:

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import trio
 
 from echo_node.admission import SLOT_WINDOW, Admission, Admitted, Refused
 from echo_node.contract import load
@@ -13,6 +14,7 @@ from echo_node.contract.builtin.digits_reverse import DigitsReverse
 from protocol import Envelope, Join, Span, Stretch, seal
 from protocol.digest import ZERO
 from protocol.receipt import REASONS
+from protocol.sampling import prompt_key
 from protocol.tokens import pack_ids
 from protocol.trajectory import Completion
 from tests.crafting import (
@@ -391,3 +393,93 @@ def test_a_contract_with_other_parameters_asks_other_things(run, head):
     admission = Admission(dataclasses.replace(run, contract=load("digits-reverse", "1", {"digits": 4})))
     admission.published(head, roster(ANN))
     assert refusal(admission.judge(envelope(run, head.id, ANN, 0))) == "wrong-prompt"
+
+
+# Several at once
+
+
+def outcome(judged):
+    return "admitted" if isinstance(judged, Admitted) else judged.reason
+
+
+async def test_several_at_once_are_judged_as_one_after_the_other(run, head):
+    sent = [
+        *(envelope(run, head.id, ANN, slot) for slot in range(3)),
+        envelope(run, head.id, ANN, 1),
+        envelope(run, head.id, BOB, 0, prompt=pack_ids([1] * 7, run.told.model.vocab_size)),
+        envelope(run, head.id, BOB, 0),
+        envelope(run, head.id, ANN, SLOT_WINDOW + 2),
+        envelope(run, head.id, ANN, SLOT_WINDOW + 4),
+        envelope(run, head.id, STRANGER, 0),
+        Envelope.parse(forged(sealed_group(run, head.id, ANN, 5))),
+        envelope(run, head.id, ANN, 5, [completion([END, 1, END])] * 2),
+        envelope(run, head.id, ANN, 5),
+    ]
+    one_by_one, together = Admission(run), Admission(run)
+    for each in (one_by_one, together):
+        each.published(head, roster(ANN, BOB))
+    expected = [one_by_one.judge(each) for each in sent]
+    judged = await together.judge_all(sent)
+    assert [outcome(each) for each in judged] == [outcome(each) for each in expected]
+    assert [outcome(each) for each in judged] == [
+        *["admitted"] * 3,
+        "duplicate",
+        "wrong-prompt",
+        "admitted",
+        "admitted",
+        "over-limit",
+        "not-in-roster",
+        "wrong-signature",
+        "malformed",
+        "admitted",
+    ]
+    assert [each.signed for each in judged if isinstance(each, Refused)] == [
+        each.signed for each in expected if isinstance(each, Refused)
+    ]
+
+
+class Breaking(DigitsReverse):
+    """A contract that one key breaks."""
+
+    bad = b""
+
+    def prompt(self, key):
+        if key == self.bad:
+            raise ZeroDivisionError(key)
+        return super().prompt(key)
+
+
+async def test_a_slot_that_breaks_the_contract_harms_no_other_that_is_judged_with_it(run, head):
+    breaking = Breaking()
+    breaking.bad = prompt_key(run.slot_key(head.id, ANN.public, 1))
+    admission = Admission(dataclasses.replace(run, contract=breaking))
+    admission.published(head, roster(ANN))
+    judged = await admission.judge_all([envelope(run, head.id, ANN, slot) for slot in range(3)])
+    assert [outcome(each) for each in judged] == ["admitted", "wrong-prompt", "admitted"]
+
+
+class Slow(DigitsReverse):
+    """A contract during whose work something else happens."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def prompt(self, key):
+        trio.from_thread.run_sync(self.meanwhile)
+        return super().prompt(key)
+
+
+async def test_what_happens_while_prompts_are_made_counts(run, chain, head):
+    slow = Slow()
+    admission = Admission(dataclasses.replace(run, contract=slow))
+    admission.published(head, roster(ANN))
+    sent = envelope(run, head.id, ANN, 0)
+    slow.meanwhile = lambda: admission.remember(head.id, ANN.public, 0)
+    assert [outcome(each) for each in await admission.judge_all([sent])] == ["duplicate"]
+
+    def move_on():
+        for _ in range(run.told.sync.staleness + 1):
+            admission.published(chain.next(ANN), roster(ANN))
+
+    slow.meanwhile = move_on
+    sent = envelope(run, head.id, ANN, 1)
+    assert [outcome(each) for each in await admission.judge_all([sent])] == ["stale"]

@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.events import Closed, Event
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError
+from hypercorn.trio import tcp_server
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState, LifespanState
@@ -36,6 +40,8 @@ IDLE_SECONDS: Final = 5
 """Without a question on it, after which a connection is given up."""
 SEND_SECONDS: Final = 20.0
 """For a reader to take what was sent. A browser that comes back asks again by itself."""
+LAST_SECONDS: Final = 1.0
+"""To tidy up, once nothing more can be sent."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,19 +51,30 @@ class Connection:
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
         self.socket = stream.socket
+        self._sending = trio.Lock()
+        """Hypercorn says goodbye while an answer is still on its way, which a socket takes for a mistake."""
+        self.scope = trio.CancelScope()
+        """All that is done for it. Hypercorn waits for ever for the rest of a request whose reader has gone."""
 
     async def send_all(self, data: bytes) -> None:
-        with trio.move_on_after(SEND_SECONDS) as deadline:
-            await self._stream.send_all(data)
+        try:
+            with trio.move_on_after(SEND_SECONDS) as deadline:
+                async with self._sending:
+                    await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._end_soon()
+            raise
         if deadline.cancelled_caught:
             self.close()
+            self._end_soon()
             raise trio.BrokenResourceError("the reader has stopped reading")
 
     async def receive_some(self, most: int) -> bytes:
         return await self._stream.receive_some(most)
 
     async def send_eof(self) -> None:
-        await self._stream.send_eof()
+        async with self._sending:
+            await self._stream.send_eof()
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -65,6 +82,22 @@ class Connection:
     def close(self) -> None:
         """Now, whoever is in the middle of sending."""
         self.socket.close()
+
+    def _end_soon(self) -> None:
+        self.scope.deadline = min(self.scope.deadline, trio.current_time() + LAST_SECONDS)
+
+
+class _Http1(ProtocolWrapper):
+    """HTTP/1.1 and nothing else: on loopback nobody needs more, and a stream of HTTP/2 would outlive its connection."""
+
+    async def handle(self, event: Event) -> None:
+        try:
+            await self.protocol.handle(event)
+        except (H2CProtocolRequiredError, H2ProtocolAssumedError):
+            await self.send(Closed())
+
+
+tcp_server.ProtocolWrapper = _Http1  # type: ignore[attr-defined]
 
 
 class Server:
@@ -89,7 +122,8 @@ class Server:
         try:
             with boundary(DefectError, "serving the page"):
                 state = ConnectionState(LifespanState({}))
-                await TCPServer(self._app, self._config, self._context, state, cast("Any", connection))
+                with connection.scope:
+                    await TCPServer(self._app, self._config, self._context, state, cast("Any", connection))
         except DefectError as failed:
             _log.warning("%s", failed)
         finally:

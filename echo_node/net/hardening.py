@@ -11,6 +11,10 @@ from functools import wraps
 from importlib.metadata import version
 from typing import Any, Final
 
+from libp2p.crypto import serialization
+from libp2p.crypto.exceptions import CryptographyError
+from libp2p.crypto.keys import KeyType, PublicKey
+from libp2p.crypto.rsa import RSAPublicKey
 from libp2p.exceptions import ParseError
 from libp2p.io.exceptions import IOException
 from libp2p.network.connection.swarm_connection import SwarmConn
@@ -42,6 +46,7 @@ def harden() -> None:
     _quieten()
     _hand_in_our_yamux()
     _bound_negotiation()
+    _know_one_kind_of_key()
     _contain_tasks()
     _done.append(True)
 
@@ -75,6 +80,21 @@ def _bound_negotiation() -> None:
         return text[:-1]
 
     multiselect_communicator.MultiselectCommunicator.read = read  # type: ignore[method-assign]
+
+
+def _know_one_kind_of_key() -> None:
+    """Before it has shown who it is, whoever dials may name a key of RSA that takes the library seconds to look at: it takes
+    private keys for public ones, and tests their primes. Only Ed25519 keys have a name here, and no others are read.
+    """
+
+    def refuse(_data: bytes) -> PublicKey:
+        raise CryptographyError("a kind of key that has no place here")
+
+    known = serialization.key_type_to_public_key_deserializer
+    for kind in known:
+        if kind != KeyType.Ed25519.value:
+            known[kind] = refuse
+    RSAPublicKey.from_bytes = refuse  # type: ignore[method-assign, assignment]  # signed records of peers do not ask by kind
 
 
 def _contain_tasks() -> None:

@@ -70,12 +70,15 @@ async def keep(store: IPeerStore, peer: ID, said: Identify) -> None:
     fit = [each for each in said.listen_addrs if len(each) <= limits.ADDRESS_BYTES][: limits.ADDRESSES]
     del said.listen_addrs[:]
     said.listen_addrs.extend(fit)
-    short = [each for each in said.protocols if len(each) <= PROTOCOL_BYTES][:PROTOCOLS]
-    del said.protocols[:]
-    said.protocols.extend(short)
     if len(said.signedPeerRecord) > RECORD_BYTES:
         said.ClearField("signedPeerRecord")
-    await update_peerstore_from_identify(store, peer, said)
+    try:  # the library finds out whether a text is one only when it is used
+        short = [each for each in said.protocols if len(each) <= PROTOCOL_BYTES][:PROTOCOLS]
+        del said.protocols[:]
+        said.protocols.extend(short)
+        await update_peerstore_from_identify(store, peer, said)
+    except UnicodeError as error:
+        raise IntroductionError("an introduction whose words are no text") from error
 
 
 async def answer_pings(stream: INetStream) -> None:

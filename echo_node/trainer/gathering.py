@@ -6,18 +6,20 @@ It tells samplers, by receipts, what became of each group and how fast it wants 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import nullcontext
 
 import trio
 
 from echo_node.admission import Admitted, Refused
-from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
-from echo_node.referring import Fetching, groups_in
+from echo_node.net.base import ACCEPT, CAPACITY, IGNORE, Message, Network, Reject, Validation
+from echo_node.referring import Fetching, is_reference
 from echo_node.trainer.journal import KeptGroup, TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
 from echo_node.trainer.wanting import Wanting
+from echo_node.trainer.wasting import Waste
 from protocol import Envelope, read_batch, topics
 
 _SEEN_BY_ALL = frozenset({"malformed", "wrong-signature"})
@@ -37,10 +39,13 @@ class GossipSource:
         batch: int,
         buffer: ReplayBuffer,
         receipts: Receipts,
-        judge: Callable[[Envelope], Admitted | Refused],
+        judge: Callable[[Sequence[Envelope]], Awaitable[list[Admitted | Refused]]],
         release: Callable[[Admitted], None],
         journal: TrainingJournal,
         fetching: Fetching | None = None,
+        *,
+        hears: Callable[[bytes], bool] = lambda _: True,
+        forwarders: Collection[bytes] = (),
     ) -> None:
         self._run = run
         self._batch = batch
@@ -50,6 +55,13 @@ class GossipSource:
         self._release = release
         self._journal = journal
         self._fetching = fetching
+        self._hears = hears
+        """Whether groups of a sampler are worth a look, which is asked before they get a place in line."""
+        self._forwarders = frozenset(forwarders)
+        """Those who pass on what others said, good or bad: verifiers and other trainers."""
+        self._waste = Waste()
+        self._read: OrderedDict[bytes, tuple[Envelope, ...]] = OrderedDict()
+        """Messages that were looked at and not yet taken, so that each is taken apart once."""
         self._turn = trio.Lock()
         """Who takes groups in, one message at a time: room that was found is still there when they are on disk."""
         self._changed = trio.Event()
@@ -67,20 +79,28 @@ class GossipSource:
                 together = [message]
                 while len(inbox) and len(together) < _TOGETHER:
                     together.append(await inbox.receive())
-                groups = [(each.sender, group) for each in together for group in groups_in(each.data)]
+                groups = [
+                    (each.sender, group)
+                    for each in together
+                    for group in self._envelopes(each.data)
+                    if not is_reference(group)
+                ]
                 faults = await self._take([group for _, group in groups])
                 for (sender, _), fault in zip(groups, faults, strict=True):
+                    self._note(sender, fault)
                     if fault in _SEEN_BY_ALL:
                         network.score(sender, fault)
 
     async def take(self, message: Message) -> bytes:
         """Groups that were delivered by hand, long ones by reference, and a receipt for who did, should that by gossip be lost."""
-        groups = (
-            groups_in(message.data)
-            if self._fetching is None
-            else await self._fetching.groups_of(message.data, message.sender)
-        )
-        await self._take(groups)
+        groups: Sequence[Envelope] = self._envelopes(message.data)
+        if any(map(is_reference, groups)):
+            if self._fetching is None:
+                groups = [group for group in groups if not is_reference(group)]
+            else:
+                groups = await self._fetching.groups_of(message.data, message.sender)
+        for fault in await self._take(groups):
+            self._note(message.sender, fault)
         return self._receipts.answer(envelope.id for envelope in groups)
 
     async def next_batch(self, step: int, *, patience: float = math.inf) -> tuple[Admitted, ...]:
@@ -121,9 +141,26 @@ class GossipSource:
 
     def look_at(self, message: Message) -> Validation:
         """What a forwarder could have seen is held against it (a `ProtocolError` too); what is stale or double is not."""
-        if any(envelope.run != self._run for envelope in read_batch(message.data)):
+        if self._waste.is_spent(message.sender):
+            return IGNORE
+        envelopes = read_batch(message.data)
+        if any(envelope.run != self._run for envelope in envelopes):
             return Reject("wrong-run")
+        if not any(self._hears(envelope.signer) for envelope in envelopes):
+            self._note(message.sender, "not-in-roster", len(envelopes))
+            return IGNORE
+        self._read[message.data] = envelopes
+        if len(self._read) > CAPACITY:
+            self._read.popitem(last=False)
         return ACCEPT
+
+    def _note(self, sender: bytes, fault: str, count: int = 1) -> None:
+        """A group was refused: who handed it over has used up some of our time."""
+        if fault and sender not in self._forwarders:
+            self._waste.add(sender, fault, count)
+
+    def _envelopes(self, data: bytes) -> tuple[Envelope, ...]:
+        return self._read.pop(data, None) or read_batch(data)
 
     async def _take(self, groups: Sequence[Envelope]) -> list[str]:
         """Keep groups and answer their samplers; returns for each why not, or nothing."""
@@ -131,8 +168,7 @@ class GossipSource:
         good: list[Admitted] = []
         faults: list[str] = []
         async with self._turn:
-            for envelope in groups:
-                judged = self._judge(envelope)
+            for judged in await self._judge(groups):
                 if isinstance(judged, Refused):
                     faults.append(judged.reason)
                     if judged.signed:

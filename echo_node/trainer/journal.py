@@ -2,7 +2,8 @@
 
 A batch is written down, in its order and with its rewards, before anything is learnt from it. So after `kill -9` the same
 batches can be learnt from again and give the same bits, and no group is lost or used twice. Once a checkpoint covers a batch,
-only the facts of its groups stay, which is what `echo-node weights provenance` reads. It knows no network and no model.
+only the facts of its groups and their signatures stay, which is what `echo-node weights provenance` reads; so the signatures
+of all that was ever learnt from can be checked again. It knows no network and no model.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from protocol import Opened, TrajectoryGroup
 
 BATCHES_KEPT: Final = 100_000
 """Batches whose groups can be named; of older ones the heads' Merkle roots are what is left."""
+DROPPED_KEPT: Final = 65_536
+"""Arrivals for which it can be said why a group was dropped."""
 VERDICTS_KEPT: Final = 65_536
 JOURNAL_MARK: Final = 0x4563_544A
 _IN_MEMORY: Final = Path(":memory:")
@@ -34,7 +37,7 @@ _KIND: Final = Kind(
         """CREATE TABLE groups (
             seq INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, sampler BLOB NOT NULL, slot INTEGER NOT NULL,
             head BLOB NOT NULL, step INTEGER NOT NULL, state INTEGER NOT NULL, why TEXT NOT NULL,
-            batch INTEGER, place INTEGER, rewards BLOB, sealed BLOB
+            batch INTEGER, place INTEGER, rewards BLOB, sealed BLOB, signature BLOB
         )""",
         "CREATE INDEX groups_waiting ON groups (seq) WHERE state = 0",
         "CREATE INDEX groups_dropped ON groups (step) WHERE state = 2",
@@ -48,10 +51,12 @@ _KIND: Final = Kind(
         "CREATE TABLE joins (key BLOB PRIMARY KEY, sealed BLOB NOT NULL)",
         """CREATE TABLE verdicts (
             seq INTEGER PRIMARY KEY, id BLOB NOT NULL, sampler BLOB NOT NULL, verifier BLOB NOT NULL, result TEXT NOT NULL,
-            reason TEXT NOT NULL, at REAL NOT NULL, UNIQUE (id, verifier)
+            reason TEXT NOT NULL, at REAL NOT NULL, after INTEGER, UNIQUE (id, verifier)
         )""",
     ),
 )
+_ADDED: Final = (("groups", "signature", "BLOB"), ("verdicts", "after", "INTEGER"))
+"""Columns that journals of earlier programs lack. `after`: the newest batch when a finding came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +125,16 @@ class TrainingJournal:
         rows = [(reason, group) for group, reason in why.items()]
         await self._file.transact(lambda file: file.executemany(_DROP, rows))
 
-    async def draw(self, batch: Batch, left_out: Mapping[bytes, str] | None = None) -> None:
-        """Write a batch down, and what was left out of it: all of it or nothing. Its groups may be new to the journal."""
+    async def draw(self, batch: Batch, left_out: Mapping[bytes, str] | None = None) -> frozenset[bytes]:
+        """Write a batch down, and what was left out of it: all of it or nothing. Its groups may be new to the journal.
 
-        def write(file: sqlite3.Connection) -> None:
+        A batch with groups that were found dishonest meanwhile is not written; these are returned.
+        """
+
+        def write(file: sqlite3.Connection) -> frozenset[bytes]:
+            ids = [group.id for group in batch.groups]
+            if condemned := frozenset(each for each in ids if file.execute(_CONDEMNED, (each,)).fetchone()):
+                return condemned
             file.executemany(_DROP, [(reason, group) for group, reason in (left_out or {}).items()])
             file.execute(
                 "INSERT INTO batches VALUES (?, ?, ?, ?)",
@@ -134,18 +145,19 @@ class TrainingJournal:
                 rewards = _packed(group.rewards or ())
                 if not file.execute(_DRAW, (batch.number, place, rewards, group.id)).rowcount:
                     raise StoreError(f"group {group.id.hex()[:16]} was used before, or dropped")
+            return frozenset()
 
-        await self._file.transact(write)
+        return await self._file.transact(write)
 
     async def settle(self, number: int, *, step: int, kept: int = BATCHES_KEPT) -> None:
-        """A checkpoint covers the batches up to this one: the bytes of their groups may go.
+        """A checkpoint covers the batches up to this one: the bytes of their groups may go, and their signatures stay.
 
-        So may what was dropped under policies before `step`, which nobody may sample under any more.
+        What was dropped under policies before `step`, which nobody may sample under any more, goes once much else has come.
         """
 
         def let_go(file: sqlite3.Connection) -> None:
             file.execute(_EMPTY, (number,))
-            file.execute("DELETE FROM groups WHERE state = 2 AND step < ?", (step,))
+            file.execute(_FORGET_DROPPED, (step, DROPPED_KEPT))
             file.execute("DELETE FROM groups WHERE batch <= ?", (number - kept,))
             file.execute("DELETE FROM batches WHERE number <= ?", (number - kept,))
             file.execute(_TRIM_VERDICTS, (VERDICTS_KEPT,))
@@ -234,6 +246,9 @@ class TrainingJournal:
         """Raise unless the journal is of this run; a new one becomes so."""
 
         def claim(file: sqlite3.Connection) -> bytes:
+            for table, column, kind in _ADDED:
+                if column not in {row[1] for row in file.execute(f"PRAGMA table_info({table})")}:
+                    file.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
             file.execute("INSERT INTO run SELECT ? WHERE NOT EXISTS (SELECT 1 FROM run)", (run,))
             found: bytes = file.execute("SELECT id FROM run").fetchone()[0]
             return found
@@ -293,9 +308,14 @@ _DRAW = "UPDATE groups SET state = 1, batch = ?, place = ?, rewards = ? WHERE id
 _DROP = "UPDATE groups SET state = 2, why = ?, sealed = NULL WHERE id = ? AND state = 0"
 _DISOWN = """UPDATE groups SET state = 2, why = 'forked-head', sealed = NULL, batch = NULL, place = NULL, rewards = NULL
     WHERE batch = ?"""
-_EMPTY = "UPDATE groups SET sealed = NULL WHERE batch <= ? AND sealed IS NOT NULL"
-_FIND = """INSERT INTO verdicts (id, sampler, verifier, result, reason, at) VALUES (?, ?, ?, ?, ?, ?)
-    ON CONFLICT DO UPDATE SET result = excluded.result, reason = excluded.reason, at = excluded.at
+# A sealed message ends with the 64 bytes of its signature, which is over the id: the two are enough to check it.
+_EMPTY = """UPDATE groups SET signature = substr(sealed, -64), sealed = NULL WHERE batch <= ? AND sealed IS NOT NULL"""
+_FORGET_DROPPED = """DELETE FROM groups WHERE state = 2 AND step < ?
+    AND seq <= (SELECT coalesce(max(seq), 0) FROM groups) - ?"""
+_CONDEMNED = "SELECT 1 FROM verdicts WHERE id = ? AND result = 'dishonest'"
+_FIND = """INSERT INTO verdicts (id, sampler, verifier, result, reason, at, after)
+    VALUES (?, ?, ?, ?, ?, ?, (SELECT coalesce(max(number), 0) FROM batches))
+    ON CONFLICT DO UPDATE SET result = excluded.result, reason = excluded.reason, at = excluded.at, after = excluded.after
     WHERE instr(' undecided honest dishonest', ' ' || excluded.result)
         > instr(' undecided honest dishonest', ' ' || verdicts.result)"""
 _TRIM_VERDICTS = "DELETE FROM verdicts WHERE seq <= (SELECT coalesce(max(seq), 0) FROM verdicts) - ?"

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -31,7 +32,7 @@ from echo_node.trainer.heeding import Heeding
 from echo_node.trainer.journal import Batch, TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.recording import Circumstances, step_record
-from echo_node.trainer.remembering import know_groups, know_heads
+from echo_node.trainer.remembering import accounted_since, know_groups, know_heads
 from echo_node.trainer.replay import ReplayBuffer
 from echo_node.trainer.resuming import CHECKPOINT_EVERY, StandStill, keep_checkpoint, learn, resume, state_of
 from echo_node.trainer.roster import JoinDesk
@@ -120,10 +121,12 @@ class TrainerLoop:
             batch,
             self._buffer,
             self._receipts,
-            self.judge,
+            self._judge_all,
             self._admission.release,
             journal,
             Fetching(network, run.id, welcome=self._takes_groups_of),
+            hears=self._admission.is_member,
+            forwarders=(*run.told.trainers, *run.told.verifiers),
         )
         self._heeding = Heeding(run, self._policy, self._buffer, self._receipts, journal, self._gossip.wake)
         self._sequential = SequentialSource(network, identity, run.id, batch, self.judge, spread=spread)
@@ -241,7 +244,8 @@ class TrainerLoop:
         for sealed in await self._journal.joins():
             self._desk.welcome(open_sealed(sealed, Join, self._run.id))
         if stood.tip is not None:
-            known, self._roster = know_heads(self._admission, store, stood.tip, self._bound)
+            since = await accounted_since(self._journal, store.follower.heads, self._bound)
+            known, self._roster = know_heads(self._admission, store, stood.tip, self._bound, since)
             self._desk.take_over(self._roster)
             await know_groups(
                 self._journal,
@@ -282,7 +286,12 @@ class TrainerLoop:
 
     def judge(self, envelope: Envelope) -> Admitted | Refused:
         """Whether a group may be trained on: by its own checks, and by what verifiers have said."""
-        judged = self._admission.judge(envelope)
+        return self._heed(self._admission.judge(envelope))
+
+    async def _judge_all(self, envelopes: Sequence[Envelope]) -> list[Admitted | Refused]:
+        return [self._heed(judged) for judged in await self._admission.judge_all(envelopes)]
+
+    def _heed(self, judged: Admitted | Refused) -> Admitted | Refused:
         if isinstance(judged, Admitted):
             group = judged.group
             self._heeding.apply(self._policy.saw(group.id, group.signer))
@@ -356,7 +365,12 @@ class TrainerLoop:
             return
         tip = self._tip
         batch = Batch(self._number + 1, self._step.version, tip.message.version + 1, scored, tip.id)
-        await self._journal.draw(batch, left_out)
+        while condemned := await self._journal.draw(batch, left_out):
+            left_out |= self._vetting.leave_out(condemned)
+            batch = replace(batch, groups=tuple(each for each in batch.groups if each.id not in condemned))
+            if not batch.groups:
+                await self._begin_again(left_out)
+                return
         await self._train_on(batch, waited=ready - start, began=ready)
 
     async def _begin_again(self, left_out: dict[bytes, str]) -> None:

@@ -14,16 +14,35 @@ from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
 from echo_node.trainer.verdicts import VerdictPolicy
 from echo_node.weights.store import WeightsStore
-from protocol import Envelope, Opened, Roster, WeightsHead, decode, limits
+from protocol import Envelope, Opened, Roster, WeightsHead, decode, limits, merkle_root
+
+
+async def accounted_since(journal: TrainingJournal, heads: Sequence[Opened[WeightsHead]], bound: int) -> int:
+    """The first version under which no group can have been used that this journal does not know of.
+
+    Where another trainer led in between, samplers send again what it has acknowledged, and it cannot be asked which of these
+    the chain was trained on already. A group is only ever used for a later version than the one that it was drawn under.
+    """
+    nothing = merkle_root([])
+    for head in reversed(heads):
+        told = head.message
+        if heads[-1].message.step - told.step > bound:
+            break
+        batches = await journal.batches(version=told.version) if told.groups != nothing else []
+        ids = [group.id for batch in batches if batch.tip == told.previous for group in batch.groups]
+        if merkle_root(sorted(ids)) != told.groups:
+            return told.version
+    return 0
 
 
 def know_heads(
-    admission: Admission, store: WeightsStore, tip: Opened[WeightsHead], bound: int
+    admission: Admission, store: WeightsStore, tip: Opened[WeightsHead], bound: int, since: int = 0
 ) -> tuple[list[bytes], Roster]:
-    """Heads of the last so many steps, whose rosters may sample under them; and the roster of the newest."""
+    """Heads of the last so many steps, from a version on, whose rosters may sample under them; and the newest's roster."""
     known, roster = [], Roster(())
     for head in store.follower.heads:
-        if tip.message.step - head.message.step <= bound and store.blobs.has(head.message.roster):
+        is_fresh = tip.message.step - head.message.step <= bound and head.message.version >= since
+        if is_fresh and store.blobs.has(head.message.roster):
             roster = decode(Roster, store.blobs.read(head.message.roster, limits.ROSTER_BYTES))
             admission.published(head, roster)
             known.append(head.id)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import trio
 
@@ -48,6 +48,14 @@ class Vetting:
         found = await trio.to_thread.run_sync(self._score, good)
         await self._heeding.flush()
         return found
+
+    def leave_out(self, condemned: Iterable[bytes]) -> dict[bytes, str]:
+        """Groups that a verdict has condemned while they were scored."""
+        told = dict.fromkeys(condemned, "condemned")
+        for group, reason in told.items():
+            self._receipts.withdraw(group, reason)
+            self._left_out[reason] += 1
+        return told
 
     async def _look(self, drawn: tuple[Admitted, ...]) -> tuple[Admitted, ...]:
         """The trainer's own look at a share of the groups, where the run wants that."""

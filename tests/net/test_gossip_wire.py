@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_node.net.gossip.wire import (
+    BYTES_A_MESSAGE,
     CONTROLS,
     FRAME_BYTES,
     ID_BYTES,
@@ -163,3 +164,10 @@ def test_a_frame_with_damage_is_a_frame_or_a_gossip_error(frame, data):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(GossipError):
         read_frame(bytes(damaged))
+
+
+def test_a_long_message_costs_as_much_as_several_short_ones():
+    short = Frame(published=[Published("t", b"x")]).cost
+    long = Frame(published=[Published("t", bytes(limits.GOSSIP_BYTES))]).cost
+    assert long - short >= limits.GOSSIP_BYTES // BYTES_A_MESSAGE - 1
+    assert short == pytest.approx(2, abs=0.01)

@@ -338,6 +338,19 @@ def test_what_put_has_returned_for_survives_a_hundred_kills(tmp_path):
     check_kills(tmp_path / "outbox", kills=100)
 
 
+async def test_what_was_delivered_and_let_go_can_still_be_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(outbox_room, "DELIVERED", 3)
+    async with open_outbox(tmp_path / "outbox") as outbox:
+        await outbox.put(items(6))
+        await outbox.acknowledge(ids(items(5)))
+        assert await outbox.forget([item(n).id for n in (0, 1, 5)]) == 2, "one was never acknowledged"
+        await outbox.forget(ids(items(4)))
+    with sqlite3.connect(tmp_path / "outbox") as file:
+        named = file.execute("SELECT id, added <= settled FROM delivered ORDER BY seq").fetchall()
+    file.close()
+    assert named == [(item(n).id, 1) for n in (1, 2, 3)], "the newest of them"
+
+
 # Any order of calls
 
 NAMES = st.lists(st.integers(0, 7), max_size=4)

@@ -2,10 +2,18 @@
 
 import pytest
 import trio
+import trio.testing
 
 from echo_node.net.base import ACCEPT, IGNORE, Message, Reject, RequestError
 from echo_node.net.memory import MemorySwarm
-from echo_node.net.outbox.deliveries import ANSWER_BYTES, Taker, deliver, serve_deliveries
+from echo_node.net.outbox.deliveries import (
+    ANSWER_BYTES,
+    BURST,
+    PER_SECOND,
+    Taker,
+    deliver,
+    serve_deliveries,
+)
 from protocol import Delivery, Envelope, Join, ProtocolError, decode, encode, limits, topics
 
 from .examples import DELIVERY, RUN, SAMPLER, SEALED_GROUP, SEALED_JOIN, STRANGER, TRAINER, name
@@ -112,3 +120,29 @@ async def repeat_a_delivery():
         with serve_deliveries(trainer, {JOINS: Taker(joins, take)}):
             for _ in range(3):
                 assert await answered(sampler, JOINS, SEALED_JOIN) == b"receipt"
+
+
+def test_who_delivers_without_end_waits_and_others_do_not():
+    trio.run(deliver_without_end, clock=trio.testing.MockClock(autojump_threshold=0.01))
+
+
+async def deliver_without_end():
+    async def take(_message):
+        await trio.lowlevel.checkpoint()
+        return b"receipt"
+
+    async with (
+        MemorySwarm() as swarm,
+        swarm.join(TRAINER) as trainer,
+        swarm.join(SAMPLER) as sampler,
+        swarm.join(STRANGER) as other,
+    ):
+        with serve_deliveries(trainer, {JOINS: Taker(lambda _: ACCEPT, take)}):
+            start = trio.current_time()
+            for _ in range(int(BURST + PER_SECOND)):
+                assert await answered(sampler, JOINS, SEALED_JOIN) == b"receipt"
+            took = trio.current_time() - start
+            assert took >= 1.0, "a second's worth came after the burst"
+            start = trio.current_time()
+            assert await answered(other, JOINS, SEALED_JOIN) == b"receipt"
+            assert trio.current_time() - start < took / 2

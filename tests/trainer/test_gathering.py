@@ -10,14 +10,15 @@ import trio.testing
 
 from echo_node.admission import Admission
 from echo_node.errors import StoreError
-from echo_node.net.base import ACCEPT, Message
+from echo_node.net.base import ACCEPT, CAPACITY, IGNORE, Message
 from echo_node.net.memory import MemorySwarm
 from echo_node.trainer.gathering import GossipSource
 from echo_node.trainer.journal import open_journal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
 from echo_node.trainer.wanting import Wanting
-from protocol import Receipt, canonical, open_sealed, topics, write_batch
+from echo_node.trainer.wasting import PATIENCE, Waste
+from protocol import Receipt, canonical, fill_batches, open_sealed, topics, write_batch
 from tests.crafting import SAMPLERS, STRANGER, TRAINER, Chain, forged, open_run, roster, sealed_group
 
 RUN = open_run(staleness=1)
@@ -35,7 +36,13 @@ class Trainer:
         self.network, self.sampler, self._inbox = network, sampler, inbox
         self.receipts = Receipts(network, TRAINER, RUN.id, lambda: self.head)
         self.source = GossipSource(
-            RUN.id, BATCH, self.buffer, self.receipts, self.admission.judge, self.admission.release, journal
+            RUN.id,
+            BATCH,
+            self.buffer,
+            self.receipts,
+            self.admission.judge_all,
+            self.admission.release,
+            journal,
         )
         self.journal = journal
         self.publish()
@@ -343,3 +350,67 @@ async def test_before_the_first_step_enough_is_enough():
         assert trainer.receipts.rate is None
         await trainer.gossip(trainer.group(2 * BATCH))
         assert 0 < trainer.receipts.rate < BATCH
+
+
+async def test_gossip_of_strangers_gets_no_place_in_line_and_is_nobodys_fault():
+    async with gathering() as trainer:
+        trainer.source._hears = trainer.admission.is_member
+        strangers = write_batch([sealed_group(RUN, trainer.head.id, STRANGER, 0)])
+        assert trainer.source.look_at(Message(GROUPS, strangers, BOB.public)) is IGNORE
+        mixed = write_batch([sealed_group(RUN, trainer.head.id, STRANGER, 0), trainer.group(0)])
+        assert trainer.source.look_at(Message(GROUPS, mixed, BOB.public)) is ACCEPT
+        await trainer.gossip(raw=strangers)
+        await trainer.gossip(raw=mixed)
+        assert await trainer.told() == {"accepted": 1}
+        assert trainer.faults == {}
+
+
+async def test_messages_that_were_looked_at_and_never_taken_do_not_pile_up():
+    async with gathering() as trainer:
+        for slot in range(2 * CAPACITY):
+            data = write_batch([trainer.group(slot % 8), trainer.group(slot // 8)])
+            assert trainer.source.look_at(Message(GROUPS, data, ANN.public)) is ACCEPT
+        assert len(trainer.source._read) <= CAPACITY
+        await trainer.gossip(trainer.group(0))
+        assert await trainer.told() == {"accepted": 1}
+
+
+async def waste_time(trainer, count, sampler=ANN):
+    """Groups that are validly signed, and so far ahead that they cannot be taken."""
+    trainer.source._waste = Waste(lambda: 0.0)
+    sealed = [trainer.group(10_000 + number, sampler) for number in range(count)]
+    for message in fill_batches(sealed):
+        await trainer.gossip(raw=message)
+
+
+async def test_who_sends_nothing_but_useless_groups_is_not_looked_at_for_a_while_and_others_are():
+    async with gathering() as trainer:
+        await waste_time(trainer, int(PATIENCE))
+        assert await trainer.told() == {"over-limit": PATIENCE}
+        assert trainer.source.look_at(Message(GROUPS, b"not even read", ANN.public)) is IGNORE
+        assert trainer.source.look_at(Message(GROUPS, write_batch([trainer.group(0)]), BOB.public)) is ACCEPT
+        assert trainer.faults == {}, "nothing that whoever passed it on could have seen"
+
+
+async def test_what_is_delivered_by_hand_counts_in_the_same_way():
+    async with gathering() as trainer:
+        await waste_time(trainer, int(PATIENCE) - 1)
+        message = Message(GROUPS, write_batch([trainer.group(20_000)]), ANN.public)
+        assert trainer.source.look_at(message) is ACCEPT
+        await trainer.source.take(message)
+        assert trainer.source.look_at(message) is IGNORE
+
+
+async def test_who_only_passes_on_what_others_said_is_heard_whatever_that_is():
+    async with gathering() as trainer:
+        trainer.source._forwarders = frozenset((ANN.public,))
+        await waste_time(trainer, int(PATIENCE), BOB)
+        await trainer.gossip(trainer.group(0, BOB))
+        assert (await trainer.told())["accepted"] == 1
+
+
+async def test_nobody_can_use_up_patience_with_another():
+    async with gathering() as trainer:
+        await waste_time(trainer, int(PATIENCE), BOB)  # it is Ann who sends them
+        own = Message(GROUPS, write_batch([trainer.group(0, BOB)]), BOB.public)
+        assert trainer.source.look_at(own) is ACCEPT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 
@@ -14,6 +15,8 @@ from echo_node.errors import StoreError
 from echo_node.trainer import journal as room
 from echo_node.trainer.journal import Batch, Finding, KeptGroup, open_journal
 from protocol import TrajectoryGroup, open_sealed
+from protocol.digest import context
+from protocol.identity import verify
 from tests.crafting import SAMPLERS, open_run, sealed_group
 
 RUN = bytes(32)
@@ -86,8 +89,72 @@ async def test_once_a_checkpoint_covers_a_batch_its_facts_stay_and_its_bytes_go(
             (kept(2).id, 2, None),
         ]
         assert await journal.batches(version=1) == [first]
-        assert kept(4).id not in await journal.states(), "nobody may sample under its head any more"
+        assert (await journal.states())[kept(4).id] == "stale"
         assert (await journal.states())[kept(5).id] == "stale"
+
+
+async def test_why_a_group_was_dropped_is_known_until_much_else_has_come(monkeypatch):
+    monkeypatch.setattr(room, "DROPPED_KEPT", 2)
+    async with open_journal(None, RUN) as journal:
+        await journal.keep([kept(n, step=n // 3) for n in range(5)])
+        await journal.drop({kept(n).id: "stale" for n in range(5)})
+        await journal.settle(0, step=1)
+        assert set(await journal.states()) == {kept(n).id for n in (3, 4)}
+        await journal.keep([kept(n, step=2) for n in range(5, 9)])
+        await journal.settle(0, step=1)
+        states = await journal.states()
+        assert states.keys() >= {kept(3).id, kept(4).id}, "somebody may still sample under its head"
+        await journal.settle(0, step=2)
+        assert set(await journal.states()) == {kept(n).id for n in range(5, 9)}
+
+
+async def test_the_signature_of_a_settled_group_stays_and_can_be_checked():
+    run = open_run()
+    opened = open_sealed(sealed_group(run, b"h" * 32, SAMPLERS[0], 7), TrajectoryGroup, run.id)
+    async with open_journal(None, RUN) as journal:
+        await journal.draw(Batch(1, 0, 1, (KeptGroup.of(opened, 0, [1.0, 0.0]),)))
+        await journal.settle(1, step=0)
+        ((id_, signer, sealed, signature),) = await journal._rows(
+            "SELECT id, sampler, sealed, signature FROM groups"
+        )
+    assert sealed is None
+    verify(signer, signature, context(TrajectoryGroup.KIND).encode() + b"\0" + id_)
+
+
+async def test_a_batch_with_a_group_that_was_condemned_meanwhile_is_not_written():
+    async with open_journal(None, RUN) as journal:
+        await journal.keep([kept(1), kept(2), kept(3)])
+        found = Finding(kept(2).id, b"s" * 32, b"v" * 32, "dishonest", "own-luck", 5.0)
+        harmless = Finding(kept(3).id, b"s" * 32, b"v" * 32, "undecided", "own-luck", 5.0)
+        await journal.find([found, harmless])
+        assert await journal.draw(Batch(1, 0, 1, scored(1, 2, 3))) == {kept(2).id}
+        assert await journal.batches() == []
+        assert not await journal.draw(Batch(1, 0, 1, scored(1, 3)), {kept(2).id: "condemned"})
+        assert (await journal.states())[kept(2).id] == "condemned"
+
+
+async def test_a_finding_tells_which_batch_was_the_newest_when_it_came():
+    async with open_journal(None, RUN) as journal:
+        await journal.find([Finding(kept(1).id, b"s" * 32, b"v" * 32, "honest", "honest", 5.0)])
+        await journal.draw(Batch(1, 0, 1, scored(1)))
+        await journal.find([Finding(kept(1).id, b"s" * 32, b"w" * 32, "honest", "honest", 6.0)])
+        assert await journal._rows("SELECT after FROM verdicts ORDER BY seq") == [(0,), (1,)]
+        await journal.find([Finding(kept(1).id, b"s" * 32, b"v" * 32, "dishonest", "own-luck", 7.0)])
+        assert await journal._rows("SELECT after FROM verdicts ORDER BY seq") == [(1,), (1,)]
+
+
+async def test_a_journal_of_an_earlier_program_is_taken_over(tmp_path):
+    async with open_journal(tmp_path / "j", RUN) as journal:
+        await journal.keep([kept(1)])
+    with sqlite3.connect(tmp_path / "j") as file:
+        file.execute("ALTER TABLE groups DROP COLUMN signature")
+        file.execute("ALTER TABLE verdicts DROP COLUMN after")
+    file.close()
+    async with open_journal(tmp_path / "j", RUN) as journal:
+        await journal.draw(Batch(1, 0, 1, scored(1)))
+        await journal.settle(1, step=0)
+        await journal.find([Finding(kept(1).id, b"s" * 32, b"v" * 32, "honest", "honest", 5.0)])
+        assert await journal.states() == {kept(1).id: "drawn"}
 
 
 async def test_the_oldest_batches_are_forgotten_and_not_the_newest():

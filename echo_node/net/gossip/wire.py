@@ -22,6 +22,8 @@ TOPIC_BYTES: Final = 256
 SUBSCRIPTIONS: Final = 256
 """Changes of subscription in one frame."""
 MESSAGES: Final = 1_024
+BYTES_A_MESSAGE: Final = 8_192
+"""That are heard for the price of one more message: long ones take long to read."""
 CONTROLS: Final = 256
 """Items of each kind of control in one frame."""
 IDS: Final = 5_000
@@ -67,11 +69,12 @@ class Frame:
 
     @property
     def cost(self) -> float:
-        """What hearing it takes, in messages: otherwise a frame full of ids would be as cheap as an empty one."""
+        """What hearing it takes, in messages: otherwise a frame full of ids, or a long one, would be as cheap as an empty one."""
         control = self.control
         ids = len(control.want) + sum(len(each) for _, each in control.have)
         changes = len(self.subscriptions) + len(control.graft) + len(control.prune)
-        return 1 + len(self.published) + changes / 8 + ids / 64
+        size = sum(len(message.data) for message in self.published)
+        return 1 + len(self.published) + size / BYTES_A_MESSAGE + changes / 8 + ids / 64
 
 
 def write_frame(

@@ -5,7 +5,7 @@ What is delivered is judged like gossip on its topic and, once it passes, taken.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +14,17 @@ from typing import Final
 from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT, Message, Network, Reject, Validator
 from echo_node.net.guard import judge
+from echo_node.net.pace import Pace
 from protocol import Delivery, ProtocolError, decode, encode, limits, topics
 
 ANSWER_BYTES: Final = limits.RECEIPT_BYTES + limits.ENVELOPE_BYTES
 """The longest answer to a delivery: a sealed receipt."""
+PER_SECOND: Final = 64.0
+"""Deliveries of one peer, in the long run; a long one counts as several. Beyond that it waits for its answers."""
+BURST: Final = 512.0
+BYTES_A_DELIVERY: Final = 8_192
+PEERS: Final = 1_024
+"""Whose pace is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +50,14 @@ async def deliver(
 def serve_deliveries(network: Network, takers: Mapping[str, Taker]) -> Generator[None]:
     """Take deliveries, by topic, until the context is left. Who delivers what its seal or its size forbids is scored."""
     contained: Counter[str] = Counter()
+    paces: OrderedDict[bytes, Pace] = OrderedDict()
 
     async def handle(peer: bytes, question: bytes) -> bytes:
+        pace = paces.setdefault(peer, Pace(PER_SECOND, BURST))
+        paces.move_to_end(peer)
+        while len(paces) > PEERS:
+            paces.popitem(last=False)
+        await pace.wait(1 + len(question) / BYTES_A_DELIVERY)
         try:
             delivery = decode(Delivery, question)
         except ProtocolError as error:

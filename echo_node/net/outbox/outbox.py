@@ -24,6 +24,8 @@ ITEMS: Final = 65_536
 BYTES: Final = 256 * 1024 * 1024
 REFUSALS: Final = 1_024
 """Refused items that are remembered, without their bytes, for whoever asks why."""
+DELIVERED: Final = 65_536
+"""Names of items that were acknowledged and let go, for whoever asks what became of them."""
 
 _PENDING, _ACKNOWLEDGED, _REFUSED = 0, 1, 2
 _KIND: Final = Kind(
@@ -144,7 +146,9 @@ class Outbox:
         def drop(file: sqlite3.Connection) -> dict[bytes, int]:
             file.execute(_MEND, (now, now))
             found = _those(file.execute(_KEPT_SINCE, (now - older_than,)).fetchall(), wanted)
+            file.executemany(_DELIVERED, [(each,) for each in found])
             file.executemany("DELETE FROM items WHERE id = ?", [(each,) for each in found])
+            file.execute(_TRIM_DELIVERED, (DELIVERED,))
             return found
 
         found = await self._file.transact(drop)
@@ -207,6 +211,7 @@ class Outbox:
         """Remember what is on disk."""
 
         def look(file: sqlite3.Connection) -> tuple[dict[bytes, int], int, int]:
+            file.execute(_MAKE_DELIVERED)  # files of earlier programs have no such table
             count, size = file.execute(_SUMS).fetchone()
             return dict(file.execute(_WAITING).fetchall()), count, size
 
@@ -270,6 +275,10 @@ _TRIM = (
 _KEPT = "SELECT id, size FROM items WHERE state = 1 ORDER BY seq"
 _KEPT_SINCE = "SELECT id, size FROM items WHERE state = 1 AND settled <= ? ORDER BY seq"
 _REVIVE = "UPDATE items SET state = 0, settled = NULL WHERE id = ?"
+_MAKE_DELIVERED = """CREATE TABLE IF NOT EXISTS delivered (
+    seq INTEGER PRIMARY KEY, id BLOB NOT NULL, added REAL NOT NULL, settled REAL NOT NULL)"""
+_DELIVERED = "INSERT INTO delivered (id, added, settled) SELECT id, added, settled FROM items WHERE id = ?"
+_TRIM_DELIVERED = "DELETE FROM delivered WHERE seq <= (SELECT coalesce(max(seq), 0) FROM delivered) - ?"
 _MEND = "UPDATE items SET settled = ? WHERE state = 1 AND settled > ?"
 _READ = "SELECT id, topic, data FROM items WHERE id = ? AND state = 0"
 _REFUSED_ITEMS = "SELECT id, topic, reason, added FROM items WHERE state = 2 ORDER BY seq DESC"

@@ -1,0 +1,34 @@
+"""What a node tells of others: whom it does not hear, once for as long as that lasts."""
+
+from __future__ import annotations
+
+import json
+
+import trio
+
+from echo_node.events import Events, tell_mutes
+from echo_node.net.memory import MemorySwarm
+from tests.crafting import SAMPLERS
+
+
+async def test_a_peer_that_is_muted_is_told_of_once_with_what_it_did(autojump_clock):  # noqa: ARG001
+    ann, bob = SAMPLERS[:2]
+    told = []
+    events = Events(as_json=True, write=lambda line: told.append(json.loads(line)))
+    async with MemorySwarm() as swarm, swarm.join(ann) as network, trio.open_nursery() as nursery:
+        nursery.start_soon(tell_mutes, network, events)
+        await trio.sleep(2)
+        assert told == []
+        for _ in range(9):
+            network.score(bob.public, "malformed")
+        await trio.sleep(5)
+        assert [(each["event"], each["peer_id"], each["reasons"]) for each in told] == [
+            ("muted", bob.peer_id, {"malformed": 9})
+        ]
+        assert told[0]["seconds"] > 0
+        await trio.sleep(3600)
+        for _ in range(20):
+            network.score(bob.public, "malformed")
+        await trio.sleep(5)
+        assert len(told) == 2, "it was heard in between"
+        nursery.cancel_scope.cancel()
