@@ -1,0 +1,94 @@
+"""`python -m tests.chaos --seed 7`: one chaos run, its timeline on the terminal, its verdict as a last line of JSON.
+
+0 all invariants hold, 1 something was found, 2 it cannot be run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.faults import has_hostile
+from tests.chaos.harness import Wanted, run
+from tests.chaos.nemesis import KINDS, faults, plan
+from tests.chaos.swarm import SMALL, WHOLE
+from tests.chaos.world import NoWorldError, own_mounts
+
+
+def main() -> int:
+    told = _read()
+    parts = SMALL if told.small else WHOLE
+    kinds = [kind for kind in told.faults if has_hostile() or not kind.startswith("hostile_")]
+    coming = plan(told.seed, parts, told.seconds, kinds)
+    if told.plan:
+        _say("\n".join(map(str, coming)))
+        return 0
+    if told.soak:
+        coming = faults(told.seed, parts, kinds)
+    else:
+        _say(f"seed {told.seed}, {len(parts)} nodes, {len(coming)} faults in {told.seconds:g} s")
+    place = told.place or Path(tempfile.mkdtemp(prefix="echo-chaos-")) / "run"
+    try:
+        own_mounts()
+        found = run(
+            Wanted(told.seed, parts, place.absolute(), coming, soak=told.soak, minutes=told.minutes), _say
+        )
+    except NoWorldError as error:
+        _say(f"chaos cannot be run here: {error}")
+        return 2
+    _sum_up(found, place)
+    if told.place is None and not found["findings"]:
+        shutil.rmtree(place.parent)
+    _say(json.dumps(found))
+    return 1 if found["findings"] else 0
+
+
+def _read() -> argparse.Namespace:
+    words = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    words.add_argument("--seed", type=int, default=1)
+    words.add_argument("--seconds", type=float, default=60.0, help="for which the nemesis acts")
+    words.add_argument("--small", action="store_true", help="six nodes instead of ten")
+    words.add_argument("--place", type=Path, help="a new folder for all that is written down")
+    words.add_argument("--faults", type=_kinds, default=KINDS, help=f"some of {','.join(KINDS)}")
+    words.add_argument("--plan", action="store_true", help="print the plan and do nothing")
+    words.add_argument("--soak", action="store_true", help="go on until Ctrl-C, and measure")
+    words.add_argument("--minutes", type=float, help="so long, for --soak")
+    return words.parse_args()
+
+
+def _kinds(text: str) -> list[str]:
+    """Kinds of faults; `hostile` is all of those."""
+    wanted = [
+        kind for word in text.split(",") for kind in KINDS if kind == word or kind.startswith(f"{word}_")
+    ]
+    unknown = [word for word in text.split(",") if not any(kind.startswith(word) for kind in KINDS)]
+    if unknown or not wanted:
+        raise argparse.ArgumentTypeError(f"no fault is called {', '.join(unknown) or 'that'}")
+    return wanted
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _sum_up(found: dict[str, Any], place: Path) -> None:
+    _say(f"faults: {', '.join(f'{count} {kind}' for kind, count in found['faults'].items())}")
+    for node, slopes in found.get("slopes", {}).items():
+        _say(f"slopes of {node}: {', '.join(f'{name} {value}' for name, value in slopes.items())}")
+    for each in found["findings"]:
+        _say(f"FOUND {each['invariant']} {each['node'] or '-'}: {each['text']}")
+    _say(
+        f"{len(found['findings'])} findings; everything is in {place}"
+        if found["findings"]
+        else "all invariants hold"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

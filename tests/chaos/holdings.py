@@ -1,0 +1,165 @@
+"""What a store of weights holds, read again without changing it: the chain as it was taken, every blob, and the state.
+
+Nothing here trusts what the store says of itself: signatures are left to whoever asks, hashes are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from echo_node.engine.base import TensorBytes
+from echo_node.errors import EchoError
+from echo_node.weights.blobfolder import BlobFolder
+from echo_node.weights.flat import FlatLayout
+from echo_node.weights.journal import ENTRY_BYTES, Journal
+from echo_node.weights.papers import read_papers
+from echo_node.weights.scratch import tensors
+from echo_node.weights.truth import Truth
+from protocol import (
+    Envelope,
+    Manifest,
+    Opened,
+    ProtocolError,
+    Rules,
+    TermGrant,
+    WeightsHead,
+    blob_id,
+    canonical,
+    decode,
+    merkle_root,
+)
+
+_HEX: Final = 64
+
+
+@dataclass(frozen=True)
+class KnownHead:
+    """A head as it stands in a store, before anybody has checked its signature."""
+
+    sealed: bytes
+    id: bytes
+    signer: bytes
+    told: WeightsHead
+
+    @classmethod
+    def of(cls, sealed: bytes, run: bytes) -> KnownHead:
+        envelope = Envelope.parse(sealed)
+        return cls(sealed, envelope.id, envelope.signer, envelope.claim(WeightsHead, run))
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.told.term, self.told.version
+
+    def __str__(self) -> str:
+        return f"version {self.told.version} of term {self.told.term} ({self.id.hex()[:12]})"
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """One node's store. `chain` are the ids of the heads that it follows, by the rules of the chain; `taken` is why that
+    could not be told. `damaged` are blobs whose bytes are not what their names say, `wrong_state` what the state is not.
+    """
+
+    heads: tuple[KnownHead, ...] = ()
+    grants: tuple[TermGrant, ...] = ()
+    chain: tuple[bytes, ...] = ()
+    taken: str = ""
+    current: bytes | None = None
+    proven: frozenset[bytes] = frozenset()
+    """Heads whose root the node holds at the end: the state on disk has it, or it can be built from what is there."""
+    damaged: tuple[str, ...] = ()
+    wrong_state: str = ""
+    truth: Truth | None = field(default=None, compare=False, repr=False)
+
+    def roster(self, head: WeightsHead) -> bytes | None:
+        """The blob with a head's roster, hashed again."""
+        if self.truth is None or not self.truth.blobs.has(head.roster):
+            return None
+        data = self.truth.blobs.path(head.roster).read_bytes()
+        return data if blob_id(data) == head.roster else None
+
+    def state(self, head: bytes) -> dict[str, TensorBytes] | None:
+        """The weights of a version, built from what is here; none, if they cannot be."""
+        built = None if self.truth is None else _built(self.truth, head)
+        return None if built is None or self.truth is None else tensors(self.truth.flat, memoryview(built))
+
+
+def read_holdings(folder: Path, manifest: Opened[Manifest]) -> Holdings:
+    """The store in a folder that no process uses."""
+    heads: dict[bytes, KnownHead] = {}
+    grants: list[TermGrant] = []
+    for kind, *told in _entries(folder / "heads"):
+        sealed = told if kind in {"head", "proof"} else told[1] if kind == "grant" else []
+        for each in sealed:
+            head = KnownHead.of(bytes(each), manifest.id)
+            heads.setdefault(head.id, head)
+        if kind == "grant":
+            grants.append(decode(TermGrant, bytes(told[0])))
+    rules = Rules.of(manifest)
+    try:
+        journal = Journal(folder / "heads", rules, None, durable=False)
+    except EchoError as error:
+        return Holdings(tuple(heads.values()), tuple(grants), taken=str(error))
+    _, _, layout = read_papers(folder)
+    truth = Truth(FlatLayout(layout), BlobFolder(folder / "blobs", durable=False), journal)
+    chain = tuple(head.id for head in journal.follower.heads)
+    current = folder / "current"
+    held = bytes.fromhex(current.read_text("ascii").strip()) if current.exists() else None
+    wrong = ""
+    proven = set()
+    if held is not None and held in heads:
+        root, marked = heads[held].told.root, folder / "state.whole"
+        in_state = _root_of(folder / "state", truth.flat) == root
+        if not in_state and marked.exists() and marked.read_bytes() == held:
+            wrong = f"the state on disk is marked whole and is not that of {heads[held]}"
+        built = _built(truth, held)
+        if in_state or (built is not None and _root(built, truth.flat) == root):
+            proven.add(held)
+    return Holdings(
+        tuple(heads.values()),
+        tuple(grants),
+        chain,
+        current=held,
+        proven=frozenset(proven),
+        damaged=tuple(_damaged(folder / "blobs")),
+        wrong_state=wrong,
+        truth=truth,
+    )
+
+
+def _entries(folder: Path) -> Iterator[list[Any]]:
+    for path in sorted(each for each in folder.iterdir() if each.name.isdecimal()):
+        entry: Any = canonical.decode(path.read_bytes(), most=ENTRY_BYTES)
+        yield entry
+
+
+def _damaged(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.iterdir()):
+        if len(path.name) == _HEX and blob_id(path.read_bytes()).hex() != path.name:
+            yield f"blob {path.name[:12]} of {path.stat().st_size} bytes has another hash"
+
+
+def _root_of(state: Path, flat: FlatLayout) -> bytes | None:
+    if not state.is_file() or state.stat().st_size != flat.size:
+        return None
+    return _root(state.read_bytes(), flat)
+
+
+def _root(data: bytes, flat: FlatLayout) -> bytes:
+    view = memoryview(data)
+    return merkle_root([blob_id(bytes(view[each.offset : each.offset + each.size])) for each in flat.chunks])
+
+
+def _built(truth: Truth, head: bytes) -> bytes | None:
+    """A version from nothing but blobs."""
+    try:
+        passages = truth.passages(truth.way(head))
+        parts = [np.asarray(truth.build(passages, chunk)).tobytes() for chunk in truth.flat.chunks]
+    except (EchoError, ProtocolError, KeyError):
+        return None
+    return b"".join(parts)
