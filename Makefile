@@ -6,17 +6,19 @@ PYTHON  ?= python3
 ARGS    ?=
 SECONDS ?= 60
 WORKERS ?= 2
+SEEDS   ?= 1 2 3
 
 BIN    := .venv/bin
 HOUSE  := .venv/.ready
 NODE   := tests/interop/node_modules/.ready
 CHROME := .venv/.browser
+FUZZER := .venv/.fuzz
 
 # A .venv whose Python no longer runs (it was upgraded or taken away) is set up again.
 BROKEN := $(shell $(BIN)/python -c '' 2>/dev/null || echo broken)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check bench fuzz clean broken
+.PHONY: help setup demo test slow check bench fuzz chaos soak clean broken
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +37,10 @@ $(CHROME): Makefile tools/setup.py | $(HOUSE)
 	@$(PYTHON) tools/setup.py browser
 	@touch $@
 
+$(FUZZER): Makefile tools/setup.py | $(HOUSE)
+	@$(PYTHON) tools/setup.py fuzz
+	@touch $@
+
 demo: $(HOUSE) ## a whole swarm on this machine (ARGS="…")
 	@$(BIN)/echo-node demo $(ARGS)
 
@@ -44,19 +50,25 @@ test: setup ## the tests (ARGS="-k name", WORKERS=2)
 slow: setup ## the long forms of the tests
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-check: setup ## the gate: format, lint, types, arrows, tests
+check: setup ## the gate: format, lint, types, arrows, known vulnerabilities, tests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/audit.py
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-bench: $(HOUSE) ## every benchmark, one after the other
-	@set -e; for file in $$(grep -l '__main__' benchmarks/*.py); do \
-	  echo "== $$file"; $(BIN)/python -m "benchmarks.$$(basename "$$file" .py)"; done
+bench: $(HOUSE) ## every benchmark, and benchmarks/README.md (ARGS="wire delta")
+	@$(BIN)/python -m benchmarks $(ARGS)
 
-fuzz: $(HOUSE) ## hostile bytes for every decoder (SECONDS=60)
+fuzz: $(HOUSE) $(FUZZER) ## hostile bytes for every handler, led by coverage (SECONDS=60, ARGS="TARGET")
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+
+chaos: $(HOUSE) ## a swarm under fire, about a quarter of an hour (SEEDS="1 2 3", ARGS="--seconds 60")
+	@failed=0; for seed in $(SEEDS); do $(BIN)/python -m tests.chaos --seed $$seed $(ARGS) || failed=1; done; exit $$failed
+
+soak: $(HOUSE) ## a swarm under fire until Ctrl-C, with slopes at the end (ARGS="--seed 7 --minutes 60")
+	@$(BIN)/python -m tests.chaos --soak $(ARGS)
 
 clean: ## take away everything that is built, .venv too
 	@rm -rf .venv tests/interop/node_modules tests/interop/swarm/node_modules build dist *.egg-info \

@@ -1,7 +1,8 @@
 """Set the project up on a fresh machine: `make setup` calls this. It needs nothing but Python.
 
 `setup.py python` makes `.venv` with every extra; `setup.py node` installs the packages of the
-interoperation tests; `setup.py browser` looks for the chromium that the tests of the page drive.
+interoperation tests; `setup.py browser` looks for the chromium that the tests of the page drive;
+`setup.py fuzz` installs the fuzzer, where it has a wheel.
 Each first looks for what it needs from the system. On Debian as root it
 installs what is missing; elsewhere it stops with one line that says what to type. It never asks.
 """
@@ -148,6 +149,7 @@ def set_up_python() -> None:
         run(sys.executable, "-m", "venv", "--clear", VENV)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     there = answer(python, "-m", "pip", "freeze").replace("_", "-").splitlines()
+    extras.pop("fuzz")  # `make fuzz` asks for it by itself
     if extras["llama"][0] not in there:
         say("installing everything; compiling llama.cpp takes 5 to 10 minutes the first time")
     run(
@@ -174,6 +176,26 @@ def set_up_browser() -> None:
     say("a browser for the tests of the page is there")
 
 
+def set_up_fuzzing() -> None:
+    """Without the fuzzer `make fuzz` goes on without coverage, so that is no reason to stop."""
+    import tomllib  # noqa: PLC0415 -- as above
+
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["fuzz"]
+    command = [VENV / "bin" / "python", "-m", "pip", "install", "--quiet", "--only-binary=:all:", *wanted]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["pip did not say why"])[-1]
+        say(f"{' '.join(wanted)} cannot be installed here, so no coverage leads the fuzzing: {why}")
+    else:
+        say(f"{' '.join(wanted)} is there")
+
+
 if __name__ == "__main__":
     go_on_with_a_python_that_suits()
-    {"python": set_up_python, "node": set_up_node, "browser": set_up_browser}[sys.argv[1]]()
+    steps = {
+        "python": set_up_python,
+        "node": set_up_node,
+        "browser": set_up_browser,
+        "fuzz": set_up_fuzzing,
+    }
+    steps[sys.argv[1]]()

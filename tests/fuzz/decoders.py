@@ -1,4 +1,4 @@
-"""Throw mutated vectors and random bytes at every decoder of the wire. `python -m tests.fuzz --seconds 60`
+"""Mutated vectors and random bytes for every decoder of the wire, without a fuzzer.
 
 Whatever comes in, only a `ProtocolError` may come out, memory stays within bounds, and what does decode encodes to the
 same bytes. A failure prints the decoder and the input in hexadecimal, and the seed that repeats it.
@@ -6,11 +6,9 @@ same bytes. A failure prints the decoder and the input in hexadecimal, and the s
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import random
-import sys
 import time
 import tracemalloc
 from collections import Counter
@@ -25,7 +23,7 @@ from multiaddr import Multiaddr
 import protocol
 from echo_node.net.gossip.wire import Control, Published, read_frame, take_frames, write_frame
 from echo_node.net.kad.wire import Kind, read_kad, write_kad
-from protocol import Link, ProtocolError, canonical, decode, encode, limits, open_sealed, read_batch
+from protocol import Link, ProtocolError, canonical, decode, encode, open_sealed, read_batch
 from protocol.delta import read_body, write_columns
 from protocol.envelope import Envelope
 from protocol.identity import check_key, public_key_of
@@ -160,10 +158,14 @@ def seeds() -> dict[str, list[bytes]]:
 class Mutator:
     """Inputs of three sorts: noise, vectors with changed bytes, and vectors with changed values."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, starts: dict[str, list[bytes]] | None = None) -> None:
         self.rng = random.Random(seed)
-        self.seeds = seeds()
-        self.corpus = [data for starts in self.seeds.values() for data in starts]
+        self.seeds = seeds() if starts is None else starts
+        self.corpus = [data for each in self.seeds.values() for data in each]
+
+    def changed(self, data: bytes) -> bytes:
+        """Other bytes, or another value."""
+        return self._bytes(bytearray(data)) if self.rng.random() < 0.4 else self._value(data)
 
     def inputs(self) -> Iterator[tuple[str, bytes]]:
         """A decoder's name and what it is given: mostly changed vectors of its own, now and then another's or noise."""
@@ -174,10 +176,8 @@ class Mutator:
             start = self.rng.choice(self.seeds[name] if draw < 0.9 else self.corpus)
             if draw > 0.97:
                 yield name, self.rng.randbytes(self.rng.randrange(200))
-            elif self.rng.random() < 0.4:
-                yield name, self._bytes(bytearray(start))
             else:
-                yield name, self._value(start)
+                yield name, self.changed(start)
 
     def _bytes(self, data: bytearray) -> bytes:
         rng = self.rng
@@ -265,30 +265,3 @@ def fuzz(
         if index % 5000 == 0 and ((say and say(index, outcomes)) or time.monotonic() > ends):
             break
     return outcomes
-
-
-def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--seconds", type=float, default=60.0, help="how long to go on (default: 60)")
-    words.add_argument(
-        "--seed", type=int, default=None, help="repeat a run; a new one is drawn and printed otherwise"
-    )
-    words.add_argument(
-        "--memory", action="store_true", help="watch the memory of each input (five times slower)"
-    )
-    chosen = words.parse_args()
-    seed = random.randrange(2**32) if chosen.seed is None else chosen.seed
-
-    def say(index: int, outcomes: Counter[str]) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{index:,} inputs, {outcomes['accepted']:,} accepted", end="", file=sys.stderr)
-
-    print(f"seed {seed}, {len(decoders())} decoders, limit of a message {limits.GROUP_BYTES:,} bytes")
-    outcomes = fuzz(2**62, seed, seconds=chosen.seconds, memory=chosen.memory, say=say)
-    print(f"\n{sum(outcomes.values()):,} inputs, nothing but ProtocolErrors:")
-    for reason, count in outcomes.most_common():
-        print(f"  {count:>9,}  {reason}")
-
-
-if __name__ == "__main__":
-    main()

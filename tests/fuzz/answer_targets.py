@@ -1,0 +1,203 @@
+"""Targets of those who ask: what a peer answers to a question of ours is as hostile as what it asks."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from echo_node.admission import Admission
+from echo_node.introducing import _ask as ask_for_manifest
+from echo_node.net.blobs.blobs import Blobs
+from echo_node.net.blobs.bulk_reader import _ask as ask_at_door
+from echo_node.net.blobs.download import DownloadSettings
+from echo_node.net.blobs.holders import Want
+from echo_node.net.meeting.exchange import Exchange
+from echo_node.net.meeting.places import Scope
+from echo_node.sampler.posting import Post
+from echo_node.terms.electing import Candidate
+from echo_node.terms.lease import Lease
+from echo_node.terms.voting import VoteBox, VotingDesk
+from echo_node.trainer.asking import SequentialSource
+from echo_node.weights.hearing import Hearing
+from echo_node.weights.pull import Puller
+from protocol import (
+    GrantsAnswer,
+    HeadsAnswer,
+    PeerPlace,
+    PeersAnswer,
+    ShownGrant,
+    TermGrant,
+    VoteAnswer,
+    blob_id,
+    cast,
+    decode,
+    encode,
+    topics,
+)
+from protocol.blob import BlobHoldings, BulkAsk, BulkOffer, Slice
+from tests.fuzz.role_targets import (
+    GROUPS,
+    RECEIPTS,
+    Cast,
+    batched,
+    group_seeds,
+    receipt_seeds,
+    role_target,
+    sealed,
+)
+from tests.fuzz.stage import ROSTER, SAMPLER, STANDBY, STRANGER, TRAINER, VERIFIER, Desk, head, run
+from tests.fuzz.term_targets import grant, vote
+
+BLOB: Final = b"a blob of some bytes" * 20
+QUICK: Final = DownloadSettings(round_pauses=())
+
+
+def _saying(answer: bytes) -> Any:
+    return lambda _peer, _stream, _question: answer
+
+
+async def _chain(cast_: Cast, data: bytes) -> None:
+    """Heads that follow ours, or grants of the next term: what is right is kept, so nothing right is said twice."""
+    streams = (topics.CHAIN_STREAM, topics.GRANTS_STREAM)
+    wanted = streams[data[0] % 2] if data else ""
+
+    def answer(_peer: bytes, stream: str, _question: bytes) -> bytes:
+        if stream == wanted:
+            return data[1:]
+        return encode(HeadsAnswer(())) if stream == topics.CHAIN_STREAM else encode(GrantsAnswer(()))
+
+    hearing = Hearing(Desk(SAMPLER, answer=answer), cast_.store)
+    if wanted == topics.CHAIN_STREAM:
+        await hearing.ask(STRANGER.public)
+    else:
+        await hearing.ask_for_grants(STRANGER.public)
+
+
+def _chain_seeds() -> list[bytes]:
+    granted = decode(TermGrant, grant(vote(0)))
+    return [
+        b"\0" + encode(HeadsAnswer((head(0).sealed, head(1).sealed))),
+        b"\0" + encode(HeadsAnswer(())),
+        b"\1" + encode(GrantsAnswer(())),
+        b"\1" + encode(GrantsAnswer((ShownGrant(granted, (head(1).sealed, head(0).sealed)),))),
+    ]
+
+
+async def _blobs(_cast: Cast, data: bytes) -> None:
+    """Who has a blob and how large it is; or, where that was said honestly, the bytes of it."""
+
+    def answer(_peer: bytes, stream: str, _question: bytes) -> bytes:
+        if stream == topics.WANTS_STREAM:
+            return data[1:] if data[:1] == b"\0" else encode(BlobHoldings((len(BLOB),)))
+        return data[1:] if data[:1] != b"\0" else BLOB
+
+    desk = Desk(SAMPLER, answer=answer)
+    found = await Blobs(desk, settings=QUICK).fetch(
+        [Want(blob_id(BLOB), most=4_096)], named=[STRANGER.public]
+    )
+    assert found == {blob_id(BLOB): BLOB}, "what was fetched is not what its name says"
+
+
+def _blob_seeds() -> list[bytes]:
+    return [
+        b"\0" + encode(BlobHoldings((len(BLOB),))),
+        b"\1" + BLOB,
+        b"\1" + BLOB[:-1],
+        b"\0" + encode(BlobHoldings((None,))),
+    ]
+
+
+async def _door(_cast: Cast, data: bytes) -> None:
+    ask = BulkAsk((Slice(blob=bytes(32), length=64, offset=0),))
+    await ask_at_door(Desk(SAMPLER, answer=_saying(data)), STRANGER.public, ask)
+
+
+async def _manifest(_cast: Cast, data: bytes) -> bool:
+    found = await ask_for_manifest(Desk(SAMPLER, answer=_saying(data)), STRANGER.public, run().id, set())
+    return found is not None
+
+
+async def _peers(_cast: Cast, data: bytes) -> None:
+    asking: Any = _Asked(data)
+    exchange = Exchange(SAMPLER.public, asking, dict, lambda _peer: Scope.PUBLIC)
+    await exchange.ask(STRANGER.public, 8, Scope.PUBLIC)
+
+
+class _Asked:
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    async def ask(self, *_args: Any) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return self._answer
+
+
+async def _ballot(cast_: Cast, data: bytes) -> None:
+    desk = Desk(STANDBY, answer=_saying(data))
+    hearing = Hearing(desk, cast_.store)
+    lease = Lease(lambda: cast_.store.follower, 60.0)
+    with tempfile.TemporaryDirectory(dir=cast_.folder) as folder:
+        box = VoteBox(Path(folder), STANDBY, run().id, durable=False)
+        voting = VotingDesk(desk, hearing, lease, box)
+        candidate = Candidate(desk, hearing, lease, box, voting, held=lambda: head(1))
+        await candidate._ask(VERIFIER.public, vote())
+
+
+async def _rollouts(_cast: Cast, data: bytes) -> bool:
+    desk = Desk(TRAINER, answer=_saying(batched(data, GROUPS)))
+    admission = Admission(run())
+    admission.published(head(), ROSTER)
+    source = SequentialSource(desk, TRAINER, run().id, 1, admission.judge)
+    return len(await source.next_batch(head(), ROSTER)) == 1
+
+
+async def _delivered(cast_: Cast, data: bytes) -> None:
+    """A receipt from the hand of whom groups were delivered to."""
+    desk = Desk(SAMPLER)
+    puller = Puller(desk, cast_.store)
+    post = Post(run().id, desk, SAMPLER, cast_.outbox, puller.hearing, cast_.store.blobs, staleness=2)
+    await post._hear(TRAINER.public, sealed(data, RECEIPTS))
+
+
+def _ballots() -> list[bytes]:
+    ballot = cast(vote(), VERIFIER, run().id)
+    return [
+        encode(VoteAnswer(refusal=None, signature=ballot.signature)),
+        encode(VoteAnswer(refusal="voted", signature=None)),
+        encode(VoteAnswer(refusal="gap", signature=None)),
+    ]
+
+
+def _places() -> list[bytes]:
+    places = sorted(
+        (
+            PeerPlace(each.public, ("/ip4/192.0.2.1/tcp/4001", "/ip6/2001:db8::1/tcp/1"))
+            for each in (TRAINER, VERIFIER)
+        ),
+        key=lambda place: place.key,
+    )
+    return [encode(PeersAnswer(tuple(places))), encode(PeersAnswer(()))]
+
+
+TARGETS: Final = [
+    role_target("chain-answer", "echo_node.weights.hearing.Hearing.ask", _chain, _chain_seeds),
+    role_target("blob-answer", "echo_node.net.blobs.blobs.Blobs.fetch", _blobs, _blob_seeds),
+    role_target(
+        "bulk-answer",
+        "echo_node.net.blobs.bulk_reader.read_bulk",
+        _door,
+        lambda: [encode(BulkOffer(pin=bytes(32), port=4001, seconds=30, token=bytes(32)))],
+    ),
+    role_target(
+        "manifest-answer", "echo_node.introducing.find_manifest", _manifest, lambda: [run().manifest.sealed]
+    ),
+    role_target("peers-answer", "echo_node.net.meeting.exchange.Exchange.ask", _peers, _places),
+    role_target("vote-answer", "echo_node.terms.electing.Candidate", _ballot, _ballots),
+    role_target(
+        "rollout-answer", "echo_node.trainer.asking.SequentialSource.next_batch", _rollouts, group_seeds
+    ),
+    role_target("receipt-answer", "echo_node.sampler.posting.Post", _delivered, receipt_seeds),
+]
