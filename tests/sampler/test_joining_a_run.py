@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from echo_node import embedded
 from echo_node.engine.kinds import EngineSpec, make_engine
+from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
 from echo_node.net.outbox.deliveries import Taker, serve_deliveries
@@ -17,7 +19,7 @@ from echo_node.weights.publish import Publisher
 from echo_node.weights.pull import Puller
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
-from protocol import Heartbeat, Join, open_sealed, seal, topics
+from protocol import Heartbeat, Join, ProtocolError, RolloutRequest, open_sealed, seal, topics
 from tests.crafting import SAMPLERS, TRAINER, open_run, roster
 
 RUN = open_run()
@@ -107,4 +109,25 @@ async def test_while_the_leader_is_silent_a_sampler_draws_nothing_and_goes_on_wh
                         await trio.sleep(0.1)
                 assert not loop.status()["leader_is_silent"]
             nursery.cancel_scope.cancel()
+    engine.close()
+
+
+async def test_only_the_leader_itself_has_slots_filled(tmp_path):
+    engine = make_engine(EngineSpec("llama/f16", embedded.folder(), rows=2, threads=1))
+    wish = RolloutRequest(count=1, first=0, head=bytes(32))
+    with WeightsStore.temporary(RUN.rules, layout_of(read_model(embedded.folder()))) as store:
+        async with (
+            MemorySwarm() as swarm,
+            swarm.join(ANN) as network,
+            open_outbox(tmp_path / "outbox.sqlite") as outbox,
+        ):
+            loop = SamplerLoop(
+                RUN, network, ANN, engine, Puller(network, store), outbox, slots_per_call=1, agent="a test"
+            )
+            stranger = SAMPLERS[1]
+            with pytest.raises(ProtocolError, match="another key"):
+                await loop._answer(stranger.public, seal(wish, stranger, RUN.id))
+            with pytest.raises(PeerError, match="somebody else has signed"):
+                await loop._answer(stranger.public, seal(wish, TRAINER, RUN.id))
+            assert engine.loaded is None, "nothing was fetched or drawn for them"
     engine.close()
