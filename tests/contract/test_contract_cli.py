@@ -108,6 +108,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+@pytest.mark.timeout(300)  # six programs, one after the other
 def test_a_new_contract_is_installed_listed_tried_and_scored(tmp_path):
     package, site = tmp_path / "package", tmp_path / "site"
     assert invoke("new", "word-sums", "--folder", package).exit_code == 0
