@@ -165,7 +165,9 @@ async def test_a_peer_that_the_dht_finds_is_tried():
 
 
 async def test_a_peer_that_hangs_up_at_once_is_not_dialled_without_end(monkeypatch):
-    monkeypatch.setattr(discovery_module, "interfaces", tuple)  # other tests make networks meanwhile, which is news
+    monkeypatch.setattr(
+        discovery_module, "interfaces", tuple
+    )  # other tests make networks meanwhile, which is news
     async with searching() as rude, searching(seeds=[rude.seed]) as node:
         ended = 0
         with trio.move_on_after(BRIEF_SECONDS - 1):
