@@ -190,12 +190,13 @@ def draft(
     verifiers: Sequence[bytes] = (),
     engines: Sequence[EngineTolerance] = ENGINES,
     verification: Verification = NOBODY_CHECKS,
+    electors: Sequence[bytes] = (),
     heartbeat_ms: int = 15_000,
     lease_ms: int = 60_000,
     seeds: Sequence[str] = (),
     nonce: bytes,
 ) -> bytes:
-    """A sealed manifest for a model's folder and a contract with these parameters. All trainers and verifiers are electors."""
+    """A sealed manifest for a model's folder and a contract with these parameters; without electors, with `usual_electors`."""
     manifest = Manifest(
         algorithm=Algorithm(name="grpo", params=dict(algorithm), version="1"),
         contract=ContractPin(
@@ -212,13 +213,23 @@ def draft(
         sampling=sampling_,
         seeds=tuple(seeds),
         sync=sync,
-        terms=Terms(tuple(sorted({*trainers, *verifiers})), heartbeat_ms, lease_ms),
+        terms=Terms(
+            tuple(sorted(set(electors) or usual_electors(trainers, verifiers))), heartbeat_ms, lease_ms
+        ),
         trainers=tuple(trainers),
         verification=verification,
         verifiers=tuple(verifiers),
     )
     with boundary(ConfigError, "writing the manifest", advice="change what is named first in the run's file"):
         return seal(manifest, author, ZERO)
+
+
+def usual_electors(trainers: Sequence[bytes], verifiers: Sequence[bytes]) -> set[bytes]:
+    """All trainers and verifiers. Of two trainers alone only the second: if both voted, both votes would be needed, and when
+    it matters one of them is that of a leader who is gone.
+    """
+    everybody = {*trainers, *verifiers}
+    return {trainers[1]} if len(trainers) == len(everybody) == 2 else everybody
 
 
 def _describe(folder: Path) -> Model:

@@ -43,7 +43,8 @@ MEANINGS: Final = {
     "verification": "whose word counts before a group is used: the trainer's own looks at a share (self), so many"
     " verifiers (quorum), or a drawn part, with a bound on the rest (sampled)",
     "terms": "how often the leader says that it is there, and after how much silence another may lead",
-    "electors": "who votes on the next leader; fewer than three, and the operator promotes by hand",
+    "electors": "who votes on the next leader, which takes more than half of them",
+    "failover": "how another trainer comes to lead when the leader is silent, and who must be alive for it",
     "trainers": "the first one leads, the others stand by",
     "verifiers": "whose verdicts count",
     "seeds": "where newcomers knock",
@@ -254,10 +255,25 @@ def described(manifest: Opened[Manifest]) -> dict[str, Any]:
         },
         "terms": {"heartbeat_ms": told.terms.heartbeat_ms, "lease_ms": told.terms.lease_ms},
         "electors": [peer_id(each) for each in told.terms.electors],
+        "failover": _failover(manifest),
         "trainers": [peer_id(each) for each in told.trainers],
         "verifiers": [peer_id(each) for each in told.verifiers],
         "seeds": list(told.seeds),
     }
+
+
+def _failover(manifest: Opened[Manifest]) -> str:
+    from echo_node.terms.electing import LEAST_ELECTORS
+    from protocol import Rules
+
+    rules = Rules.of(manifest)
+    electors, needed = rules.electors, rules.majority
+    if len(rules.trainers) == 1:
+        return "none: there is no second trainer"
+    how = "by itself" if len(electors) >= LEAST_ELECTORS else "by hand, with join --role trainer --promote"
+    alive = "the elector is" if len(electors) == 1 else f"{needed} of the {len(electors)} electors are"
+    first = "" if len({*electors} - {rules.trainers[0]}) >= needed else "; not without the first trainer"
+    return f"{how}, while {alive} alive{first}"
 
 
 def _words(value: Any) -> str:

@@ -78,12 +78,15 @@ class VerificationTable(BaseModel):
 
 
 class TermsTable(BaseModel):
-    """How soon a silent leader is replaced. Three electors (trainers and verifiers) or more do that by themselves."""
+    """How soon a silent leader is replaced, and by whose votes. Three electors or more do that by themselves."""
 
     model_config = _STRICT
 
     heartbeat_ms: int = Field(default=15_000, ge=100)
     lease_ms: int = Field(default=60_000, ge=200)
+    electors: list[str] = Field(default_factory=list, max_length=limits.KEYS)
+    """Of the trainers and verifiers, those who vote on the next leader, which takes more than half of them. If none is named,
+    all do; of two trainers without a verifier the second alone, so that it can be promoted when the first is gone."""
 
 
 class RunFile(BaseModel):
@@ -137,6 +140,7 @@ def new_run(told: RunFile, author: Identity, *, nonce: bytes | None = None) -> b
         verifiers=[_key(each, "verifiers") for each in told.verifiers],
         engines=_engines(told.engines),
         verification=Verification(**told.verification.model_dump()),
+        electors=[_key(each, "terms.electors") for each in told.terms.electors],
         heartbeat_ms=told.terms.heartbeat_ms,
         lease_ms=told.terms.lease_ms,
         seeds=told.seeds,

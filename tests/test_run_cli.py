@@ -128,6 +128,8 @@ learning_rate = 1e-4
         ("[sampling]\nmax_tokens = 100000", "context"),
         ("verifiers = ['12D3KooWnobody']", "verifiers"),
         ("seeds = ['somewhere']", "seeds"),
+        ("[terms]\nelectors = ['12D3KooWnobody']", "terms.electors"),
+        (f"[terms]\nelectors = ['{Identity(b'x' * 32).peer_id}']", "neither trainer nor verifier"),
         ("engines = ['abacus/f32']", "abacus/f32"),
         ("contract = 'no-such-thing@1'", "no-such-thing"),
         ("model = '/no/such/folder'", "/no/such/folder"),
@@ -140,6 +142,48 @@ def test_what_cannot_be_is_one_clear_error_and_leaves_nothing(tmp_path, state, w
     assert says in str(done.exception)
     assert "\n" not in str(done.exception)
     assert not (tmp_path / "digits").exists()
+
+
+HEIR, OTHER = (Identity(letter * 32).peer_id for letter in (b"h", b"o"))
+
+
+@pytest.mark.parametrize(
+    ("trainers", "verifiers", "named", "voting", "says"),
+    [
+        (["me"], [], [], ["me"], "none: there is no second trainer"),
+        (
+            ["me", HEIR],
+            [],
+            [],
+            [HEIR],
+            "by hand, with join --role trainer --promote, while the elector is alive",
+        ),
+        (["me", HEIR], [OTHER], [], ["me", HEIR, OTHER], "by itself, while 2 of the 3 electors are alive"),
+        (["me", HEIR, OTHER], [], [HEIR], [HEIR], "by hand, with join --role trainer --promote"),
+        (
+            ["me", HEIR],
+            [],
+            ["me", HEIR],
+            ["me", HEIR],
+            "2 of the 2 electors are alive; not without the first trainer",
+        ),
+    ],
+)
+def test_who_votes_is_named_or_follows_and_run_show_says_what_comes_of_it(
+    tmp_path, state, me, trainers, verifiers, named, voting, says
+):
+    def keys(names):
+        return [me if name == "me" else name for name in names]
+
+    file = tmp_path / "digits.toml"
+    file.write_text(
+        f'name = "d"\ntrainers = {keys(trainers)}\nverifiers = {verifiers}\n[terms]\nelectors = {keys(named)}\n'
+    )
+    assert invoke("run", "new", file, "--state", state).exit_code == 0
+    shown = json.loads(invoke("run", "show", tmp_path / "digits", "--json").stdout)
+    assert sorted(shown["electors"]) == sorted(keys(voting))
+    assert says in shown["failover"]
+    assert says in invoke("run", "show", tmp_path / "digits").stdout
 
 
 def test_a_run_is_not_overwritten(tmp_path, state, write):

@@ -125,13 +125,13 @@ class Swarm:
         self.run = folder / "run"
         self.nodes: list[NodeProcess] = []
 
-    def make_run(self, heirs=(), **told) -> None:
-        """A run of the embedded model whose trainers and verifier are the nodes of these names."""
-        keys = {name: prepared(self._folder / name).identity() for name in ("trainer", "verifier", *heirs)}
+    def make_run(self, heirs=(), verifiers=("verifier",), **told) -> None:
+        """A run of the embedded model whose trainers and verifiers are the nodes of these names."""
+        keys = {name: prepared(self._folder / name).identity() for name in ("trainer", *verifiers, *heirs)}
         file = RunFile(
             name="a swarm of processes",
             trainers=[keys[name].peer_id for name in ("trainer", *heirs)],
-            verifiers=[keys["verifier"].peer_id],
+            verifiers=[keys[name].peer_id for name in verifiers],
             **told,
         )
         write_run(self.run, file, new_run(file, keys["trainer"]))

@@ -51,3 +51,19 @@ async def test_after_a_kill_of_the_leader_the_run_goes_on_under_the_one_that_sto
     used = [group.id for record in (*kept, *after) for group in record.groups]
     assert len(used) == len(set(used)), "on the branch that survives, no group is used twice"
     assert max(age for record in after for age in record.staleness) <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_of_two_trainers_without_a_verifier_the_second_is_promoted_by_hand(tmp_path):
+    terms = {"heartbeat_ms": 500, "lease_ms": 5_000}
+    async with swarm_in(tmp_path, heirs=("heir",), verifiers=(), terms=terms) as swarm:
+        leader = await swarm.start("trainer", *TRAINER)
+        heir = await swarm.start("heir", *TRAINER)
+        await leader.until(leads)
+        await heir.until(lambda node: node.last("progress").get("version") == 0)
+        await leader.kill()
+        await heir.stop()
+        assert not leads(heir)
+        promoted = await swarm.start("heir", *TRAINER, "--promote")
+        await promoted.until(leads)

@@ -11,7 +11,8 @@ import trio
 from echo_node.engine.base import TensorBytes
 from echo_node.metrics import Records
 from echo_node.net.memory import MemorySwarm
-from echo_node.run import read_model
+from echo_node.run import Run, read_model
+from echo_node.runfile import RunFile, TermsTable, new_run
 from echo_node.terms.voting import VoteBox
 from echo_node.terms.watching import Watch
 from echo_node.trainer.checkpoint import Checkpoint, newest_checkpoint, write_checkpoint
@@ -239,6 +240,36 @@ async def test_too_few_electors_wait_for_an_operator(tmp_path):
         with trio.fail_after(60):
             await after.began.wait()
         assert after.store.follower.leader == HEIR.public
+
+
+async def test_the_second_of_two_trainers_alone_leads_when_the_first_is_gone_and_an_operator_says_so(
+    tmp_path,
+):
+    """As a run's file makes such a run, which says nothing of who votes."""
+    told = RunFile(
+        name="two",
+        trainers=[TRAINER.peer_id, HEIR.peer_id],
+        terms=TermsTable(heartbeat_ms=100, lease_ms=300),
+    )
+    run = Run.open(new_run(told, TRAINER), open_run().folder, jailed=False)
+    async with (
+        MemorySwarm() as swarm,
+        trainer(swarm.join, HEIR, tmp_path / "heir", run) as (heir, after),
+    ):
+        async with trainer(swarm.join, TRAINER, tmp_path / "trainer", run) as (_, before):
+            await before.began.wait()
+            await until(lambda: after.store.tip == before.heads[0])
+        await heir.lease.wait_until_over()
+        with trio.move_on_after(3 * 0.3):
+            await after.began.wait()
+        assert not after.began.is_set()
+        heir.promote()
+        with trio.fail_after(60):
+            await after.began.wait()
+        assert after.store.follower.leader == HEIR.public
+        async with trainer(swarm.join, TRAINER, tmp_path / "trainer", run) as (_, back):
+            await until(lambda: back.store.follower.leader == HEIR.public)
+            assert not back.began.is_set()
 
 
 def test_checkpoints_of_a_branch_that_was_left_are_forgotten(tmp_path):
