@@ -1,7 +1,8 @@
 """Sequential pull: ask the samplers of a head's roster to fill its slots, and take a batch of nothing else.
 
 Work goes out in rounds: what is missing is shared out, and everybody is waited for who is not late. What a sampler did not
-fill is shared out again among the others, who fill slots of their own. The first groups to arrive make the batch; what comes
+fill is shared out again among the others, who fill slots of their own. Who is too slow for what it was asked is asked for less
+from then on, at once if it has answered in this step before: what it has filled counts. The first groups to arrive make the batch; what comes
 when it is full is of no use, whoever sent it. Answers are sorted by sampler and slot, so where nobody is late the batch does
 not depend on who was faster.
 """
@@ -17,7 +18,8 @@ import trio
 
 from echo_node.admission import Admitted, Refused
 from echo_node.errors import DefectError, PeerError
-from echo_node.net.base import Network
+from echo_node.net.base import Network, RequestError
+from echo_node.trainer.portions import Portions
 from echo_node.trainer.spreading import Evenly, Spread
 from protocol import (
     Envelope,
@@ -93,6 +95,10 @@ class _Filling:
         self.asks.append(ask := _Ask(sampler, request, trio.current_time()))
         return ask
 
+    def give_back(self, ask: _Ask) -> None:
+        """Slots that were not filled are the sampler's next ones again: its slots follow one another."""
+        self._used[ask.sampler] = ask.request.first
+
     def take(self, groups: list[Admitted]) -> None:
         """Those of the lowest slots first, and no more than are missing."""
         in_order = sorted(groups, key=lambda group: group.order)
@@ -124,6 +130,7 @@ class SequentialSource:
         self._batch = batch
         self._judge = judge
         self._spread = spread or Evenly()
+        self._portions = Portions(ROLLOUT_SECONDS)
         self._failures: dict[bytes, int] = {}
         self._rests: dict[bytes, int] = {}
         """In how many steps a sampler that failed is asked again."""
@@ -148,11 +155,15 @@ class SequentialSource:
         return tuple(sorted(filling.groups, key=lambda group: group.order))
 
     def _deal(self, filling: _Filling) -> list[tuple[bytes, int]]:
-        """Who is asked next for how many groups."""
-        if not (free := filling.free):
-            return []
-        shares = zip(free, self._spread.shares(free, filling.missing), strict=True)
-        return [(sampler, min(count, limits.BATCH)) for sampler, count in shares if count]
+        """Who is asked next for how many groups. What is too much for one goes to those who have room."""
+        left = filling.missing
+        dealt = dict.fromkeys(filling.free, 0)
+        while left and (roomy := [each for each in dealt if dealt[each] < self._portions.most(each)]):
+            for sampler, share in zip(roomy, self._spread.shares(roomy, left), strict=True):
+                given = min(share, self._portions.most(sampler) - dealt[sampler])
+                dealt[sampler] += given
+                left -= given
+        return [(sampler, count) for sampler, count in dealt.items() if count]
 
     async def _wait(self, filling: _Filling) -> None:
         """Until the batch is full, or nobody is waited for and somebody can be asked, or nobody is left at all."""
@@ -200,13 +211,28 @@ class SequentialSource:
             )
             groups = self._read(ask.sampler, ask.request, answer)
         except (PeerError, ProtocolError) as error:
-            log.warning("sampler %s is left out of this step: %s", peer_id(ask.sampler), error)
-            filling.failed.add(ask.sampler)
+            self._fail(ask, filling, error)
         else:
-            self._spread.took(ask.sampler, ask.request.count, trio.current_time() - ask.began)
+            seconds = trio.current_time() - ask.began
+            self._spread.took(ask.sampler, ask.request.count, seconds)
+            self._portions.filled(ask.sampler, ask.request.count, seconds)
             filling.answered.add(ask.sampler)
             filling.take(groups)
         filling.done(ask)
+
+    def _fail(self, ask: _Ask, filling: _Filling, error: PeerError | ProtocolError) -> None:
+        """Leave a sampler out of this step. One that has answered in it, and is now too slow, is asked again for less."""
+        sampler, count = ask.sampler, ask.request.count
+        if isinstance(error, RequestError) and error.reason == "deadline":
+            self._portions.missed(sampler, count)
+            self._spread.kept_waiting(sampler, count, ROLLOUT_SECONDS)
+            if sampler in filling.answered:
+                log.warning("sampler %s is asked for less: %s", peer_id(sampler), error)
+                filling.answered.discard(sampler)  # until it answers again, this was its last chance
+                filling.give_back(ask)
+                return
+        log.warning("sampler %s is left out of this step: %s", peer_id(sampler), error)
+        filling.failed.add(sampler)
 
     def _read(self, sampler: bytes, request: RolloutRequest, answer: bytes) -> list[Admitted]:
         groups = []

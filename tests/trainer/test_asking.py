@@ -12,7 +12,7 @@ from echo_node.admission import Admission
 from echo_node.errors import PeerError
 from echo_node.net.base import RequestError
 from echo_node.net.memory import MemorySwarm
-from echo_node.trainer.asking import ROLLOUT_SECONDS, SequentialSource
+from echo_node.trainer.asking import ROLLOUT_SECONDS, NobodyAnswersError, SequentialSource
 from echo_node.trainer.spreading import LEAST_PATIENCE, BySpeed
 from protocol import RolloutRequest, canonical, limits, open_sealed, topics, write_batch
 from tests.crafting import SAMPLERS, STRANGER, TRAINER, Chain, forged, open_run, roster, sealed_group
@@ -452,3 +452,64 @@ async def test_a_sampler_that_is_cut_off_is_replaced_and_comes_back(autojump_clo
             swarm.publish()
             filled = await swarm.next_batch()
         assert swarm.share(filled, "ann"), "after a rest it is asked again"
+
+
+# Slow: nobody is asked for ever for what it cannot do before the deadline.
+
+
+async def tried(swarm, times):
+    """The first batch in so many heads, as the trainer's loop tries them."""
+    for _ in range(times):
+        try:
+            return await swarm.next_batch()
+        except NobodyAnswersError:
+            swarm.publish()
+    raise AssertionError("there was no batch")
+
+
+@pytest.mark.parametrize("spread", [BySpeed, lambda: None], ids=["by speed", "evenly"])
+async def test_a_sampler_that_is_too_slow_for_a_batch_fills_it_by_and_by(autojump_clock, spread):  # noqa: ARG001 - it jumps
+    async with Swarm(32, spread=spread(), ann=at(32 / 164)) as swarm:
+        assert swarm.share(await tried(swarm, 3), "ann") == list(range(32))
+        assert [len(slots) for _, slots in swarm.asked] == [32, 16, 8, 8, 8, 8]
+
+
+async def test_not_even_one_group_in_time_is_asked_for_one_by_one(autojump_clock):  # noqa: ARG001 - it jumps
+    moods = by_turns(*[never] * 4, at(0.02))
+    async with Swarm(4, ann=moods) as swarm:
+        await tried(swarm, 6)
+        assert [len(slots) for _, slots in swarm.asked] == [4, 2, 1, 1, 1, 1, 1, 1]
+
+
+async def test_who_has_become_fast_again_is_asked_for_more(autojump_clock):  # noqa: ARG001 - it jumps
+    async with Swarm(32, ann=by_turns(never, never, never, at(1))) as swarm:
+        await tried(swarm, 4)
+        assert [len(slots) for _, slots in swarm.asked] == [32, 16, 8, 4, 28]
+
+
+async def test_what_a_sampler_filled_before_it_became_slow_counts(autojump_clock):  # noqa: ARG001 - it jumps
+    async with Swarm(16, ann=by_turns(never, at(0.2), at(0.1), at(0.1))) as swarm:
+        assert swarm.share(await tried(swarm, 2), "ann") == list(range(16))
+        assert [slots for _, slots in swarm.asked] == [
+            range(16),
+            range(8),
+            range(8, 16),
+            range(8, 12),
+            range(12, 16),
+        ]
+
+
+async def test_who_answers_and_then_falls_silent_is_left_out_after_a_second_deadline(autojump_clock):  # noqa: ARG001 - it jumps
+    async with Swarm(16, ann=by_turns(never, at(0.2), never)) as swarm:
+        with pytest.raises(AssertionError, match="no batch"):
+            await tried(swarm, 2)
+        assert [len(slots) for _, slots in swarm.asked] == [16, 8, 8, 4]
+
+
+async def test_what_is_too_much_for_a_slow_sampler_goes_to_the_others_at_once(autojump_clock):  # noqa: ARG001 - it jumps
+    async with Swarm(16, ann=by_turns(never, at(9)), bob=at(9)) as swarm:
+        await swarm.next_batch()
+        swarm.publish()
+        before = len(swarm.asked)
+        await swarm.next_batch()
+        assert {name: len(slots) for name, slots in swarm.asked[before:]} == {"ann": 4, "bob": 12}
