@@ -38,11 +38,24 @@ _GAUGES: Final = {
     "leader_is_silent": "Whether the leader's lease is over",
 }
 _OF_THE_LAST_STEP: Final = {
-    "reward": "step_reward",
-    "spread": "step_reward_spread",
-    "loss": "step_loss",
-    "waited_seconds": "step_waited_seconds",
-    "step_seconds": "step_seconds",
+    "reward": ("step_reward", "Mean reward"),
+    "spread": ("step_reward_spread", "Spread of the rewards"),
+    "loss": ("step_loss", "Loss"),
+    "kl": ("step_kl", "Divergence from the reference policy"),
+    "entropy": ("step_entropy", "Entropy of the policy"),
+    "clip_share": ("step_clip_share", "Share of the tokens that were clipped"),
+    "mask_share": ("step_mask_share", "Share of the tokens that were masked out"),
+    "veto_share": ("step_veto_share", "Share of the completions that were left out"),
+    "mismatch_kl": ("step_mismatch_kl", "Divergence of the policy from what samplers claim"),
+    "effective_sample_share": ("step_effective_sample_share", "Effective share of the sample"),
+    "gradient_norm": ("step_gradient_norm", "Norm of the gradient"),
+    "learning_rate": ("step_learning_rate", "Learning rate"),
+    "tokens": ("step_tokens", "Tokens that it learnt from"),
+    "bytes_in": ("step_received_bytes", "Bytes of groups that came since the step before"),
+    "bytes_out": ("step_sent_bytes", "Bytes of the version that went out"),
+    "waited_seconds": ("step_waited_seconds", "Seconds of waiting for groups"),
+    "step_seconds": ("step_seconds", "Seconds of computing"),
+    "condemned_used": ("step_condemned_used", "Groups found dishonest after they were used, so far"),
 }
 _BY_REASON: Final = {
     "refused": ("groups_refused", "reason", "Groups of this sampler that were refused"),
@@ -96,9 +109,9 @@ class _Figures:
             if (value := _number(progress.get(name))) is not None:
                 yield GaugeMetricFamily(f"echo_node_{name}", words, value)
         last = self.told["steps"][-1] if self.told["steps"] else {}
-        for name, known in _OF_THE_LAST_STEP.items():
+        for name, (known, words) in _OF_THE_LAST_STEP.items():
             if (value := _number(last.get(name))) is not None:
-                yield GaugeMetricFamily(f"echo_node_{known}", f"{name} of the last step", value)
+                yield GaugeMetricFamily(f"echo_node_{known}", f"{words}, at the last step", value)
         if (accepted := _number(progress.get("accepted"))) is not None:
             words = "Groups of this sampler that were accepted"
             yield CounterMetricFamily("echo_node_groups_accepted", words, accepted)

@@ -1,5 +1,6 @@
 """The figures for Prometheus: they parse, they add up, and nobody's text breaks them."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -8,6 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from echo_node.board import MOST_STEPS, Board
 from echo_node.dashboard.exposition import MOST_LABELS
+from echo_node.events import Events, ToldSteps
+from echo_node.metrics import StepRecord
 from tests.dashboard.asking import served
 from tests.dashboard.telling import ME, Story, a_long_story
 
@@ -51,6 +54,27 @@ async def test_a_trainers_figures_are_those_of_its_board():
     every = sum(sum(step["staleness"].values()) for step in steps)
     assert found["echo_node_staleness_steps_bucket"][("le", "1.0"),] == young
     assert found["echo_node_staleness_steps_count"] == {(): every}
+
+
+NOT_OF_A_STEP = {
+    "step": "echo_node_step is the node's, which hears of steps that it did not take",
+    "version": "the same holds for echo_node_version",
+    "waiting": "the same holds for echo_node_waiting, which moves between steps",
+    "policy_step": "one less than the step, or the same",
+    "number": "how often a batch was drawn, for the records",
+    "at_seconds": "when: Prometheus has its own clock",
+}
+
+
+async def test_every_number_that_is_recorded_of_a_step_is_exposed_or_known_not_to_be():
+    numbers = [each.name for each in dataclasses.fields(StepRecord) if each.type in {"int", "float"}]
+    assert len(numbers) > 20
+    values = {name: 101 + place for place, name in enumerate(numbers)}
+    board = Board()
+    record = StepRecord(**values, head=bytes(32), groups=(), dropped={"stale": 3})
+    ToldSteps(Events(as_json=True, write=lambda _line: None, board=board)).write(record)
+    found = {value for samples in (await figures(board)).values() for value in samples.values()}
+    assert {name for name, value in values.items() if value not in found} == NOT_OF_A_STEP.keys()
 
 
 async def test_a_sampler_and_a_verifier_have_their_own_figures_and_no_others():
