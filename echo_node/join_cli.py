@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -15,6 +16,7 @@ import typer
 from echo_node.keys_cli import State
 
 if TYPE_CHECKING:
+    from echo_node.trainer.ranks import Ranks
     from protocol import Manifest, Opened
 
 DEVICES: Final = ("auto", "cpu", "cuda", "mps")
@@ -244,9 +246,8 @@ def join(
         choose=choose,
     )
     os.nice(nice)
-    if chosen == "trainer" and not _is_the_peer(nproc):
-        return
-    take_part(wishes, Events(as_json, typer.echo, aside=partial(typer.echo, err=True)))
+    with _ranks(nproc) if chosen == "trainer" else nullcontext() as ranks:
+        take_part(wishes, Events(as_json, typer.echo, aside=partial(typer.echo, err=True)), ranks)
 
 
 def _public_seeds(run: str | None) -> tuple[str, ...]:
@@ -310,20 +311,25 @@ def choose(runs: Sequence[Opened[Manifest]]) -> Opened[Manifest]:
     return runs[wanted - 1]
 
 
-def _is_the_peer(nproc: int) -> bool:
-    """Whether this process is the node: the first of those that were started. The others compute for it, and are done here."""
+@contextmanager
+def _ranks(nproc: int) -> Iterator[Ranks | None]:
+    """The processes of a trainer, of which the first is the node, if there are several. The others compute for it, and end here."""
     from echo_node.trainer.launching import rank, ranks, relaunch
 
-    if ranks() == 1 and nproc > 1:
-        raise typer.Exit(relaunch(nproc, ["-m", "echo_node.cli", *_without_nproc(sys.argv[1:])]))
-    if rank() == 0:
-        return True
-    from echo_node.trainer.ranks import serve_rank
+    if ranks() == 1:
+        if nproc > 1:
+            raise typer.Exit(relaunch(nproc, ["-m", "echo_node.cli", *_without_nproc(sys.argv[1:])]))
+        yield None
+        return
+    from echo_node.trainer.ranks import lead_ranks, serve_rank
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # who leads hears it too, and says when it is over
-    serve_rank()
-    return False
+    if rank() != 0:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # who leads hears it too, and says when it is over
+        serve_rank()
+        raise typer.Exit
+    with lead_ranks() as led:
+        yield led
 
 
 def _without_nproc(words: list[str]) -> list[str]:

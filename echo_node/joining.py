@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import trio
 
@@ -36,6 +36,9 @@ from echo_node.state import StateFolder, backup_reminder
 from echo_node.threads import run_abandonable
 from echo_node.weights.state import layout_of
 from protocol import Identity, Manifest, Opened, peer_id
+
+if TYPE_CHECKING:
+    from echo_node.trainer.ranks import Ranks
 
 Role: TypeAlias = Literal["sampler", "trainer", "verifier", "bootstrap"]
 ROLES: Final[tuple[Role, ...]] = ("sampler", "trainer", "verifier", "bootstrap")
@@ -88,10 +91,13 @@ class Wishes:
     choose: Choose = _first
 
 
-def join(wishes: Wishes, events: Events) -> None:
-    """Take part until the work is done or somebody says stop. What cannot be is an `EchoError`."""
+def join(wishes: Wishes, events: Events, ranks: Ranks | None = None) -> None:
+    """Take part until the work is done or somebody says stop. What cannot be is an `EchoError`.
+
+    `ranks` are the processes that a trainer computes in, if it is not this one alone.
+    """
     with state.opened(wishes.state) as place:
-        session = _Session(wishes, place, events)
+        session = _Session(wishes, place, events, ranks)
         if wishes.role == "bootstrap":
             session.start()
             trio.run(session.seed)
@@ -111,8 +117,9 @@ def join(wishes: Wishes, events: Events) -> None:
 class _Session:
     """One node, from its start to its end."""
 
-    def __init__(self, wishes: Wishes, place: StateFolder, events: Events) -> None:
+    def __init__(self, wishes: Wishes, place: StateFolder, events: Events, ranks: Ranks | None) -> None:
         self._wishes = wishes
+        self._ranks = ranks
         self._place = place
         self._events = events
         self._gate = Gate(events.tell)
@@ -306,6 +313,7 @@ class _Session:
             spread="speed",
             gate=self._gate,
             allowance=self._wishes.allowance,
+            ranks=self._ranks,
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell_progress, node, network, self._events)

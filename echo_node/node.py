@@ -28,7 +28,7 @@ from echo_node.allowance import EVERYTHING, Allowance
 from echo_node.engine.base import Engine
 from echo_node.engine.kinds import EngineSpec, best_class
 from echo_node.engine.worker import WorkerEngine
-from echo_node.errors import ConfigError, DefectError
+from echo_node.errors import ConfigError
 from echo_node.introducing import introduce
 from echo_node.ledger import Entry, Ledger
 from echo_node.metrics import Rate, Records
@@ -57,6 +57,7 @@ from echo_node.writers import open_writer
 from protocol import Identity, Manifest, Opened, Verdict, peer_id, topics
 
 if TYPE_CHECKING:
+    from echo_node.trainer.ranks import Ranks
     from echo_node.trainer.step import TrainStep
 
 MOST_ROWS: Final = 128
@@ -73,7 +74,7 @@ class Node:
 
     With a `folder`, what the node holds is there, and it goes on from it after a restart; without one it is gone afterwards.
     `spread` is how a trainer that asks shares out a batch: evenly, which repeats exactly, or by the speed that it measures.
-    While the `gate` is closed, its role begins nothing.
+    While the `gate` is closed, its role begins nothing. `ranks` are the processes that a trainer computes in, if it is not this one.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Node:
         spread: Literal["even", "speed"] = "even",
         gate: Gate | None = None,
         allowance: Allowance = EVERYTHING,
+        ranks: Ranks | None = None,
     ) -> None:
         self._run = run
         self._identity = identity
@@ -96,6 +98,7 @@ class Node:
         self._spread = spread
         self._gate = gate or Gate()
         self._allowance = allowance
+        self._ranks = ranks
         self.tokens = Rate()
         """Tokens generated or admitted, by the second."""
         self.verdicts: Counter[str] = Counter()
@@ -261,7 +264,11 @@ class Node:
                 stack.enter_context(records.writing_to(writer))
             network = await stack.enter_async_context(self._join(self._identity))
             standby = Standby(self._run, network, self._identity, store, place)
-            self.status = lambda: {"version": _version_of(store), "leading": False}
+            self.status = lambda: {
+                "version": _version_of(store),
+                "held": store.tip.message.version if store.tip else None,  # from which it could go on
+                "leading": False,
+            }
             if promote:
                 standby.promote()
 
@@ -292,15 +299,14 @@ class Node:
     @asynccontextmanager
     async def _step(self, threads: int) -> AsyncGenerator[TrainStep]:
         """The policy in training. Under torchrun it is spread over the ranks, of which this is the first."""
-        from echo_node.trainer.ranks import open_step  # noqa: PLC0415 - it needs torch, which a sampler may lack
+        from echo_node.trainer.ranks import Ranks  # noqa: PLC0415 - it needs torch, which a sampler may lack
         from echo_node.trainer.settings import training_settings  # noqa: PLC0415
 
-        opening = open_step(self._run.folder, training_settings(self._run.told).step, threads=threads)
+        settings = training_settings(self._run.told).step
+        opening = (self._ranks or Ranks()).open_step(self._run.folder, settings, threads=threads)
         step = await run_abandonable(opening.__enter__)
         with ExitStack() as stack:
             stack.push(opening.__exit__)  # it sees how the block ended, as if it had been entered here
-            if step is None:
-                raise DefectError("only rank 0 is a peer")
             yield step
 
     @asynccontextmanager

@@ -2,10 +2,11 @@
 
     relaunch(2, argv)     starts the processes, each with the same command, and waits for them
     rank()                which of them this is; 0 also where there is only one
-    open_step(…)          on rank 0 the step, as one process has it; the others serve inside, and get None at the end
+    lead_ranks()          on rank 0, for the life of the node: it opens steps over all of them, one after the other
+    serve_rank()          on the others: do as rank 0 says, until it says that it is over
 
-What rank 0 says goes by broadcast, as plain bytes. A rank that is gone ends all of them within a deadline, with an error
-that says so. It knows nothing of runs and networks.
+What rank 0 says goes by broadcast, as plain bytes; where it has nothing to say, that it is still there, however long it stands by.
+A rank that is gone or silent ends all of them within a deadline, with an error that says so. It knows nothing of runs and networks.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from echo_node.trainer.policy import best_device
 from echo_node.trainer.sharded import Sharded
 from echo_node.trainer.step import StepFigures, StepSettings, TrainStep
 
-__all__ = ["open_step", "rank", "ranks", "relaunch", "serve_rank"]
+__all__ = ["Ranks", "lead_ranks", "rank", "ranks", "relaunch", "serve_rank"]
 
 log = logging.getLogger(__name__)
 DEADLINE_SECONDS: Final = 300.0
@@ -58,40 +59,55 @@ class Order(IntEnum):
     CHECKPOINT = 4
     RESTORE = 5
     ADOPT = 6
-    END = 7
+    CLOSE = 7
+    END = 8
+
+
+class Ranks:
+    """All ranks, as rank 0 has them; without a line to others, this process alone."""
+
+    def __init__(self, orders: Orders | None = None) -> None:
+        self._orders = orders
+
+    @contextmanager
+    def open_step(
+        self, folder: Path, settings: StepSettings, *, threads: int, device: str = "auto"
+    ) -> Iterator[TrainStep]:
+        """The step over all ranks, for one reign. Afterwards they wait for the next."""
+        if self._orders is None:
+            yield TrainStep(folder, settings, threads=threads, device=device)
+            return
+        try:
+            yield LeadingStep(self._orders, folder, settings, threads=threads, device=device)
+        finally:  # where one of them is gone already, that has been said
+            with suppress(EngineError), self._orders.give(Order.CLOSE):
+                pass
 
 
 @contextmanager
-def open_step(
-    folder: Path, settings: StepSettings, *, threads: int, device: str = "auto"
-) -> Iterator[TrainStep | None]:
-    """The step on rank 0, over all ranks there are. On another rank None, once rank 0 has ended: there is no more to do."""
+def lead_ranks() -> Iterator[Ranks]:
+    """All ranks, which stay for as long as the block lasts, whether there is a step to take or not."""
     if ranks() == 1:
-        yield TrainStep(folder, settings, threads=threads, device=device)
-    elif rank() != 0:
-        serve_rank()
-        yield None
-    else:
-        with _group() as orders:
-            step = LeadingStep(orders, folder, settings, threads=threads, device=device)
-            try:
-                yield step
-            finally:
-                step.close()
+        yield Ranks()
+        return
+    if rank() != 0:
+        raise DefectError("only rank 0 leads")
+    with _group() as orders:
+        try:
+            with orders.staying():
+                yield Ranks(orders)
+        finally:
+            with suppress(EngineError), orders.give(Order.END):
+                dist.barrier()  # nobody hangs up while another still listens
 
 
 def serve_rank() -> None:
-    """Do as rank 0 says, until it says that it is over."""
+    """Do as rank 0 says, reign after reign, until it says that it is over."""
     with _group() as orders, boundary(EngineError, f"rank {rank()} serving rank 0", advice=_ADVICE):
-        said, cargo = orders.hear()
-        while said is Order.STAY:
-            said, cargo = orders.hear()
-        if said is not Order.OPEN:
-            return
-        step = _open(cargo)
+        step: TrainStep | None = None
         while (heard := orders.hear())[0] is not Order.END:
             try:
-                _obey(step, *heard)
+                step = _obey(step, *heard)
             except (
                 ConfigError,
                 DefectError,
@@ -115,6 +131,24 @@ class Orders:
                 dist.broadcast(torch.frombuffer(bytearray(cargo), dtype=torch.uint8), src=0)
             yield
 
+    @contextmanager
+    def staying(self) -> Iterator[None]:
+        """Say again and again that rank 0 is there, for as long as the block lasts."""
+        over = threading.Event()
+
+        def stay() -> None:
+            while not over.wait(STAY_SECONDS):
+                with suppress(EngineError), self.give(Order.STAY):
+                    pass
+
+        herald = threading.Thread(target=stay, name="ranks stay", daemon=True)
+        herald.start()
+        try:
+            yield
+        finally:
+            over.set()
+            herald.join()
+
     def hear(self) -> tuple[Order, bytes]:
         head = torch.zeros(2, dtype=torch.int64)
         dist.broadcast(head, src=0)
@@ -132,13 +166,10 @@ class LeadingStep(TrainStep):
         self, orders: Orders, folder: Path, settings: StepSettings, *, threads: int, device: str
     ) -> None:
         self._orders = orders
-        self._over = threading.Event()
-        self._herald = threading.Thread(target=self._stay, name="ranks stay", daemon=True)
         told = {"folder": str(folder), "settings": asdict(settings), "threads": threads, "device": device}
         with orders.give(Order.OPEN, json.dumps(told).encode()):
             here = _device(device)
             super().__init__(folder, settings, threads=threads, device=str(here), shards=Sharded(here))
-        self._herald.start()
 
     def step(self, batch: Sequence[TrainingGroup]) -> StepFigures:
         with self._orders.give(Order.STEP, write_batch(batch)):
@@ -160,18 +191,6 @@ class LeadingStep(TrainStep):
         told = Checkpoint(self.version if version is None else version, published)
         with self._orders.give(Order.ADOPT, to_bytes(told)):
             return super().adopt(published, version=told.step)
-
-    def close(self) -> None:
-        """Let the others go. Where one of them is gone already, that has been said."""
-        self._over.set()
-        self._herald.join()
-        with suppress(EngineError), self._orders.give(Order.END):
-            dist.barrier()  # nobody hangs up while another still listens
-
-    def _stay(self) -> None:
-        while not self._over.wait(STAY_SECONDS):
-            with suppress(EngineError), self._orders.give(Order.STAY):
-                pass
 
 
 @contextmanager
@@ -198,7 +217,17 @@ def _open(cargo: bytes) -> TrainStep:
     )
 
 
-def _obey(step: TrainStep, order: Order, cargo: bytes) -> None:
+def _obey(step: TrainStep | None, order: Order, cargo: bytes) -> TrainStep | None:
+    """Do it, and say which step there is afterwards."""
+    match order:
+        case Order.STAY:
+            return step
+        case Order.OPEN:
+            return _open(cargo)
+        case Order.CLOSE:
+            return None
+    if step is None:
+        raise EngineError(f"rank 0 said {order.name}, and no step is open")
     match order:
         case Order.STEP:
             step.step(read_batch(cargo))
@@ -211,10 +240,7 @@ def _obey(step: TrainStep, order: Order, cargo: bytes) -> None:
         case Order.ADOPT:
             told = from_bytes(cargo, blame=DefectError)
             step.adopt(told.tensors, version=told.step)
-        case Order.STAY:
-            pass
-        case _:
-            raise EngineError(f"rank 0 said {order.name}, which nobody does twice")
+    return step
 
 
 def _device(asked: str) -> torch.device:

@@ -54,16 +54,16 @@ async def test_after_a_kill_of_the_leader_the_run_goes_on_under_the_one_that_sto
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 async def test_of_two_trainers_without_a_verifier_the_second_is_promoted_by_hand(tmp_path):
     terms = {"heartbeat_ms": 500, "lease_ms": 5_000}
     async with swarm_in(tmp_path, heirs=("heir",), verifiers=(), terms=terms) as swarm:
         leader = await swarm.start("trainer", *TRAINER)
         heir = await swarm.start("heir", *TRAINER)
-        await leader.until(leads)
-        await heir.until(lambda node: node.last("progress").get("version") == 0)
+        await leader.until(leads, within=300)
+        await heir.until(lambda node: node.last("progress").get("held") == 0, within=300)
         await leader.kill()
         await heir.stop()
         assert not leads(heir)
         promoted = await swarm.start("heir", *TRAINER, "--promote")
-        await promoted.until(leads)
+        await promoted.until(leads, within=300)

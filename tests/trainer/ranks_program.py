@@ -95,16 +95,55 @@ def idle(step, folder):
     (folder / "idle").write_text(str(step.step(batch(0)).updated))
 
 
+def hang(_step, folder):
+    """Be there, and say nothing more."""
+    (folder / "hanging").touch()
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def opened(company):
+    return company.open_step(embedded.folder(), SETTINGS, threads=1, device="cpu")
+
+
+def reign(company, folder, times):
+    """Lead, stand by, and lead again: each time from the beginning, so that the steps are the same ones."""
+    losses = []
+    for _ in range(int(times)):
+        with opened(company) as step:
+            losses.append([step.step(batch(number)).loss for number in range(2)])
+    (folder / "reigns.json").write_text(json.dumps(losses))
+
+
+def stand_by(company, folder):
+    """Say nothing for longer than a rank waits for another before there is a step, as a trainer does that does not lead."""
+    threading.Event().wait(2.0 * ranks.DEADLINE_SECONDS)
+    reign(company, folder, 1)
+
+
 def main(folder, *stories):
     ranks.STAY_SECONDS = 0.2  # between all that is told here, it is said that rank 0 is there
-    if "idle" in stories:
+    if {"idle", "stand-by", "hang"} & {*stories}:
         ranks.DEADLINE_SECONDS = 20.0
-    with ranks.open_step(embedded.folder(), SETTINGS, threads=1, device="cpu") as step:
-        for story in stories if step is not None else ():
+    if ranks.rank() != 0:
+        ranks.serve_rank()
+        return
+    with ranks.lead_ranks() as company:
+        tell(company, folder, stories)
+
+
+def tell(company, folder, stories):
+    if stories[0].startswith("reign"):
+        reign(company, folder, stories[0].partition(":")[2])
+        return
+    if stories == ("stand-by",):
+        stand_by(company, folder)
+        return
+    with opened(company) as step:
+        for story in stories:
             name, *more = story.split(":")
-            {"follow": follow, "refuse": refuse, "lose": lose, "wait": wait, "idle": idle}[name](
-                step, folder, *more
-            )
+            {"follow": follow, "refuse": refuse, "lose": lose, "wait": wait, "idle": idle, "hang": hang}[
+                name
+            ](step, folder, *more)
 
 
 if __name__ == "__main__":

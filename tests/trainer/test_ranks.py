@@ -15,7 +15,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from echo_node import embedded
 from echo_node.errors import ConfigError
 from echo_node.trainer import ranks
 from echo_node.trainer.step import TrainStep
@@ -80,6 +79,12 @@ def test_two_ranks_follow_the_curve_of_one_and_refuse_what_one_refuses(folders):
     assert json.loads((many / "refused.json").read_text()) == refused
 
 
+def test_after_a_reign_the_ranks_are_there_for_the_next(tmp_path):
+    assert ranks.relaunch(2, [*PROGRAM, str(tmp_path), "reign:2"]) == 0
+    first, second = json.loads((tmp_path / "reigns.json").read_text())
+    assert first == second
+
+
 def test_a_rank_that_dies_ends_all_with_an_error_that_says_so(tmp_path):
     assert ranks.relaunch(2, [*PROGRAM, str(tmp_path), "lose"]) != 0
     told = (tmp_path / "error.txt").read_text()
@@ -123,6 +128,20 @@ def test_ranks_wait_as_long_as_rank_0_has_nothing_for_them(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_ranks_wait_as_long_as_rank_0_stands_by(tmp_path):
+    assert ranks.relaunch(2, [*PROGRAM, str(tmp_path), "stand-by"]) == 0
+    assert len(json.loads((tmp_path / "reigns.json").read_text())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ranks_end_when_rank_0_says_nothing_any_more(tmp_path):
+    assert ranks.relaunch(2, [*PROGRAM, str(tmp_path), "hang"]) != 0
+    assert (tmp_path / "hanging").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_when_the_launcher_is_ended_no_rank_goes_on(tmp_path, end):
     command = (sys.executable, "-m", "echo_node.trainer.launching", "2", *PROGRAM, str(tmp_path), "wait")
@@ -136,7 +155,7 @@ def test_when_the_launcher_is_ended_no_rank_goes_on(tmp_path, end):
 
 
 def test_one_process_has_the_step_itself():
-    with ranks.open_step(embedded.folder(), ranks_program.SETTINGS, threads=1, device="cpu") as step:
+    with ranks.lead_ranks() as company, ranks_program.opened(company) as step:
         assert type(step) is TrainStep
     assert ranks.rank() == 0
 
