@@ -105,7 +105,7 @@ class SamplerLoop:
             identity,
             outbox,
             self._chain,
-            puller.store.blobs,
+            puller.store.lent,
             staleness=run.told.sync.staleness,
             patience=patience,
             luck=self._jitter,

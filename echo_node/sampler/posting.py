@@ -2,7 +2,7 @@
 
 What was acknowledged is kept until it is too stale to be used, since a new leader may not have it. What is too stale is sent
 no more. After a restart everything that is still fresh goes out again, and slots go on where they stopped. A group that is
-too long waits among the store's blobs, and a reference goes in its place. It fills no slot.
+too long waits among what the store lends, and a reference goes in its place. It fills no slot.
 """
 
 from __future__ import annotations

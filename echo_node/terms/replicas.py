@@ -21,7 +21,6 @@ from echo_node.net.base import Network
 from echo_node.net.blobs.blobs import Blobs
 from echo_node.net.blobs.holders import Want
 from echo_node.weights import disk
-from echo_node.weights.offering import lent_folder
 from echo_node.weights.store import WeightsStore
 from protocol import Heartbeat, Opened
 from protocol.digest import DIGEST_BYTES
@@ -65,7 +64,7 @@ class Lending:
     """The leader's side. Whatever offers the store's blobs offers these as well."""
 
     def __init__(self, store: WeightsStore) -> None:
-        self._folder = lent_folder(store).folder
+        self._folder = store.lent.folder
         self._lent: list[Replica] = []
 
     def ext(self) -> Mapping[str, Any]:
@@ -75,7 +74,6 @@ class Lending:
     def lend(self, path: Path, step: int) -> Replica:
         """Lend a file that does not change. It may be removed from where it is. Blocks."""
         with disk.touching(f"lending {path.name}"):
-            self._folder.mkdir(exist_ok=True)
             beside = self._folder / f"{os.getpid()}{disk.BESIDE}"
             beside.unlink(missing_ok=True)
             try:

@@ -31,13 +31,7 @@ log = logging.getLogger(__name__)
 
 WAITING: Final = 16
 """Tables that wait to be announced; when more come, the oldest is not."""
-_LENT: Final = "lent"
 _NOTHING: Final[Mapping[bytes, InFile]] = MappingProxyType({})
-
-
-def lent_folder(store: WeightsStore) -> BlobFolder:
-    """Beside the blobs of the chain: what this node gives as well, and whoever put it there takes away again."""
-    return BlobFolder(store.blobs.folder.with_name(_LENT), durable=False)
 
 
 class FolderShelf(Shelf):
@@ -70,7 +64,7 @@ class Offering:
         """`files` are the model's small ones, for newcomers that have nothing yet."""
         self._network = network
         self._store = store
-        shelf = shelf or FolderShelf(store.blobs, lent_folder(store))
+        shelf = shelf or FolderShelf(store.blobs, store.lent)
         shelf.keep(store.flat.id, {store.flat.id: encode(store.flat.layout), **files})
         self._desk = BlobDesk(network, shelf, uplink, port)
         self._heads = HeadServer(lambda: store.follower.heads)

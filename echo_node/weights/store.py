@@ -44,7 +44,7 @@ LEASE_SECONDS: Final = 60.0
 class WeightsStore:
     """One node's weights. `open` makes it."""
 
-    def __init__(self, place: StoreFolder, truth: Truth, held: HeldState) -> None:
+    def __init__(self, place: StoreFolder, truth: Truth, held: HeldState, lent: BlobFolder) -> None:
         self._place = place
         self._held = held
         self._turn = threading.RLock()
@@ -54,6 +54,8 @@ class WeightsStore:
         self.flat = truth.flat
         self.blobs = truth.blobs
         """Where blobs are put, and downloaded to."""
+        self.lent = lent
+        """What this node gives besides the chain. Whoever put it there takes it away again: pruning does not."""
 
     @classmethod
     @contextmanager
@@ -72,7 +74,9 @@ class WeightsStore:
             blobs.tidy()
             truth = Truth(flat, blobs, Journal(place.heads, rules, floor, durable=durable))
             held = HeldState(place, truth, Scratch(place.state, flat, durable=durable))
-            store = cls(place, truth, held)
+            lent = BlobFolder(place.lent, durable=durable)
+            lent.tidy()
+            store = cls(place, truth, held, lent)
             try:
                 held.recover()
                 yield store

@@ -30,6 +30,7 @@ class StoreFolder:
         self._durable = durable
         self.blobs = folder / "blobs"
         self.heads = folder / "heads"
+        self.lent = folder / "lent"
         self.state = folder / "state"
         self._current = folder / "current"
 
@@ -39,7 +40,7 @@ class StoreFolder:
         """Make the folder if need be, lock it, and remove what a process that ended has left half-done."""
         place = cls(folder, durable=durable)
         with disk.touching(f"opening {folder}"):
-            for each in (place.blobs, place.heads):
+            for each in (place.blobs, place.heads, place.lent):
                 each.mkdir(parents=True, exist_ok=True)
             handle = disk.open_file(folder / "lock", os.O_RDWR | os.O_CREAT)
         try:
@@ -52,7 +53,8 @@ class StoreFolder:
                 ) from None
             with disk.touching(f"opening {folder}"):
                 place._tidy()
-            for each in (place.blobs, place.heads, folder):  # what is found from now on has to last
+            # What is found from now on has to last.
+            for each in (place.blobs, place.heads, place.lent, folder):
                 disk.sync_folder(each, durable=durable)
             yield place
         finally:

@@ -131,3 +131,37 @@ async def test_only_the_leader_itself_has_slots_filled(tmp_path):
                 await loop._answer(stranger.public, seal(wish, TRAINER, RUN.id))
             assert engine.loaded is None, "nothing was fetched or drawn for them"
     engine.close()
+
+
+async def test_groups_too_long_for_gossip_wait_where_no_pruning_reaches_them(tmp_path):
+    engine = make_engine(EngineSpec("torch/f32", embedded.folder(), rows=2, threads=1))
+
+    async def welcome(_message):
+        await trio.lowlevel.checkpoint()
+        return b""
+
+    with WeightsStore.temporary(RUN.rules, layout_of(read_model(embedded.folder()))) as store:
+        Publisher(store, TRAINER, luck=lambda: bytes(32)).publish(
+            read_model(embedded.folder()), step=0, roster=roster(ANN), groups=()
+        )
+        async with (
+            MemorySwarm() as swarm,
+            swarm.join(TRAINER) as leader,
+            swarm.join(ANN) as network,
+            open_outbox(tmp_path / "outbox.sqlite") as outbox,
+            trio.open_nursery() as nursery,
+        ):
+            puller = Puller(network, store)
+            loop = SamplerLoop(RUN, network, ANN, engine, puller, outbox, slots_per_call=1, agent="a test")
+            loop._post._longest = 0
+            topic = topics.topic(RUN.id, topics.JOINS)
+            before = {*store.blobs.all()}
+            with serve_deliveries(leader, {topic: Taker(lambda _: ACCEPT, welcome)}):
+                nursery.start_soon(loop.work)
+                with trio.fail_after(100):
+                    while not outbox.pending:  # noqa: ASYNC110 - an outbox has no event for this
+                        await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+        assert len([*store.lent.all()]) >= 1
+        assert {*store.blobs.all()} == before
+    engine.close()

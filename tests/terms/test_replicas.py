@@ -11,7 +11,7 @@ import trio
 from echo_node.errors import PeerError
 from echo_node.net.memory import MemorySwarm
 from echo_node.terms.replicas import LENT, Borrowing, Lending, Replica
-from echo_node.weights.offering import Offering, lent_folder
+from echo_node.weights.offering import Offering
 from echo_node.weights.store import WeightsStore
 from protocol import blob_id
 from tests.terms.peers import ANN, BEN, beat_of, rules
@@ -60,7 +60,7 @@ async def test_what_the_leader_lends_is_kept_and_lent_again_when_it_changes(tmp_
             assert kept[-1] == data
             borrowing.hear(beat)
         assert len(kept) == 4, "nothing is fetched twice"
-        assert len(list(lent_folder(store).folder.iterdir())) == LENT
+        assert len(list(store.lent.folder.iterdir())) == LENT
         assert list((tmp_path / "borrowed").iterdir()) == []
 
 
@@ -84,7 +84,7 @@ async def test_one_that_cannot_be_had_is_tried_again_and_does_not_stand_in_the_w
     kept = []
     async with pair(tmp_path, lambda path: kept.append(path.read_bytes())) as (store, lending, borrowing):
         gone = lending.lend(written(tmp_path, "gone "), 1)
-        (lent_folder(store).folder / gone.blob.hex()).unlink()
+        (store.lent.folder / gone.blob.hex()).unlink()
         borrowing.hear(beat_of(store.follower, ANN, 1, ext=lending.ext()))
         await trio.sleep(30)
         assert kept == []
