@@ -34,6 +34,8 @@ ARRIVE_PAUSES: Final = (1.0, 2.0, 5.0, 10.0)
 _WEIGHTS: Final = "model.safetensors"
 _KINDS: Final = frozenset({".json", ".txt", ".model", ".jinja"})
 """Of the small files."""
+STATES: Final = 4
+"""What a node that follows has on disk, in states: the model's file, the one that is held, and two anchors to build from."""
 _SPARE: Final = 1.2
 """Room on disk beyond what is fetched."""
 
@@ -116,7 +118,7 @@ async def _fetch_weights(
     rules = Rules.of(manifest)
     layout = await fetch_layout(network, rules, _helpers(network, manifest.message))
     with boundary(PeerError, "reading the run's layout"):
-        needed = 2 * FlatLayout(layout).anchor_size
+        needed = STATES * FlatLayout(layout).anchor_size
     _check_room(needed, folder, most_disk)  # before a store takes its room
     floor = (link.term, link.version, link.head) if link else None
 

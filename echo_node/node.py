@@ -349,7 +349,14 @@ class Node:
         allowed = self._allowance
         blobs = None if allowed.down is None else Blobs(network, settings=SETTINGS, downlink=allowed.down)
         uplink = None if allowed.up is None else Uplink(allowed.up)
-        return Puller(network, store, blobs=blobs, uplink=uplink, files=self._run.files())
+        return Puller(
+            network,
+            store,
+            blobs=blobs,
+            uplink=uplink,
+            files=self._run.files(),
+            versions=self._run.told.sync.staleness + 2,
+        )
 
     @asynccontextmanager
     async def _outbox(self) -> AsyncGenerator[Outbox]:

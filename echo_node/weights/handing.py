@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 from echo_node.engine.base import Change, Engine, Update
-from echo_node.errors import EngineError
+from echo_node.errors import EngineError, StoreError
 from echo_node.weights.leased import Leased
 from echo_node.weights.store import WeightsStore
 
@@ -40,7 +40,7 @@ def hand_over(held: Leased, engine: Engine) -> None:
 
         try:
             engine.patch(Update(engine.loaded, held.head.id, changes))
-        except EngineError as error:
+        except (EngineError, StoreError) as error:  # what led there may be pruned meanwhile
             log.warning("the weights are put into the engine afresh, since changing them failed: %s", error)
         else:
             return

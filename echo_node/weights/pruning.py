@@ -1,7 +1,8 @@
 """What may go: all blobs but those that a version needs which is still worth having. Decides; removes nothing.
 
 The chain of blobs is cut at an anchor: the newest that is here whole, that enough others hold or one newer than it,
-and that is old enough for every version that may still be asked for to be built from it.
+and that is old enough for every version that may still be asked for to be built from it. Whoever follows may have jumped
+over it on the way to such a version: then the cut is made at an older one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ def needed(truth: Truth, tip: Head | None, *, versions: int, settled: bytes | No
     if anchor is None or tip is None or all(tip.id != head.id for head in chain):
         return None
     oldest = min(tip.message.version - versions + 1, anchor.message.version)
+    worth = {head.id for head in chain if head.message.version >= oldest and truth.can_build(head.id)}
     first = next(
         (
             at
@@ -24,10 +26,20 @@ def needed(truth: Truth, tip: Head | None, *, versions: int, settled: bytes | No
             if chain[at].message.version <= oldest
             and (route := chain[at].message.anchor) is not None
             and truth.is_whole(route)
+            and worth <= _built_over(truth, chain[at:])
         ),
         None,
     )
     return None if first is None else _leading_to(truth, chain[first:])
+
+
+def _built_over(truth: Truth, heads: tuple[Head, ...]) -> set[bytes | None]:
+    """Which of these heads can be built over no others than these."""
+    built: set[bytes | None] = {None}
+    for head in heads:
+        if any(route.base in built and truth.is_whole(route) for route in head.message.routes):
+            built.add(head.id)
+    return built
 
 
 def _leading_to(truth: Truth, heads: tuple[Head, ...]) -> set[bytes]:

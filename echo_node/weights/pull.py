@@ -2,7 +2,8 @@
 
 Heads are heard (`hearing`), a way is planned over them (`routes`), its tables and frames are fetched straight into the
 store's folder from whoever has them (`net/blobs`), the store proves and takes each step, and what was fetched is
-offered to others while the rest is still under way (`offering`). It knows no engine, and no rule of the chain.
+offered to others while the rest is still under way (`offering`). What is too old goes (`settling`). It knows no engine, and
+no rule of the chain.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from echo_node.weights.passage import ANCHOR_CODEC
 from echo_node.weights.progress import Pulling, Pulls
 from echo_node.weights.refusal import UnprovenError
 from echo_node.weights.routes import Step, Way, cheapest
+from echo_node.weights.settling import Settling
 from echo_node.weights.store import WeightsStore
 from echo_node.weights.taking import take_way
 from protocol import Roster, Route, decode, limits, peer_id
@@ -53,6 +55,8 @@ SETTINGS: Final = DownloadSettings(
     sources=7, span=SMALL_BYTES, least_span=SMALL_BYTES, renew_seconds=0.5, round_pauses=(0.2, 1.0)
 )
 """Sources are asked for half a frame at a time: the sooner a frame is whole, the sooner it is passed on."""
+VERSIONS: Final = limits.STALENESS + 2
+"""As many as are of use in any run: those that groups may be drawn under, the newest, and one to spare."""
 QUICK: Final = DownloadSettings(round_pauses=())
 
 
@@ -70,8 +74,12 @@ class Puller:
         port: BulkPort | None = None,
         tell: Callable[[Pulling], None] | None = None,
         files: Mapping[bytes, InFile] | None = None,
+        versions: int = VERSIONS,
     ) -> None:
-        """`named` are peers that may have weights, besides the leader and those who announce them; `files` are given too."""
+        """`named` are peers that may have weights, besides the leader and those who announce them; `files` are given too.
+
+        The last `versions` can be built from what is kept.
+        """
         self._network = network
         self.store = store
         self._blobs = blobs or Blobs(network, settings=SETTINGS)
@@ -79,6 +87,9 @@ class Puller:
         self._named = tuple(named)
         self._tell = tell or (lambda _now: None)
         self._one = trio.Lock()
+        self._settling = Settling(store, versions)
+        self._moved = trio.Event()
+        self._moved.set()  # an earlier process may have left more than is needed
         self._refused: dict[bytes, UnprovenError] = {}
         """Routes, by their tables, that are not what their signed heads say of them."""
         self.hearing = Hearing(network, store)
@@ -91,6 +102,7 @@ class Puller:
         """Hear, ask and serve until the context is left."""
         async with self.offering.serve(), trio.open_nursery() as nursery:
             nursery.start_soon(self.hearing.follow)
+            nursery.start_soon(self._settle)
             yield
             nursery.cancel_scope.cancel()
 
@@ -297,6 +309,7 @@ class Puller:
         lied: list[Step] = []
         if await self._proven(way[-1], lambda: take_way(self.store, way, lied), lied):
             self.pulls.versions += 1
+            self._moved.set()
             for route in way[-1].head.message.routes:
                 self.offering.announce_held(route.table)
             return None
@@ -320,6 +333,17 @@ class Puller:
             )
             return False
         return True
+
+    async def _settle(self) -> None:
+        """After each version: let go of what is too old. Meanwhile nothing is pulled, and what is held can be used."""
+        while True:
+            await self._moved.wait()
+            self._moved = trio.Event()
+            async with self._one:
+                try:
+                    await trio.to_thread.run_sync(self._settling.settle)
+                except (StoreError, UnprovenError) as error:
+                    log.warning("old versions stay on disk for now: %s", error)
 
     # Telling
 

@@ -68,7 +68,7 @@ class Truth:
 
     def keep_only(self, needed: Collection[bytes]) -> int:
         """Remove all other blobs, and what downloads of them have left. The bytes that were freed."""
-        self._whole.clear()
+        self._whole.intersection_update(needed)
         gone = {blob: size for blob, size in self.blobs.all() if blob not in needed}
         for path in [self.blobs.path(blob) for blob in gone]:
             disk.remove(path)
@@ -92,6 +92,10 @@ class Truth:
         if way is None:
             raise NoWayError("that version cannot be built from what is here", advice="fetch it again")
         return way
+
+    def can_build(self, head_id: bytes) -> bool:
+        """Whether there is a way to a version from nothing, over what is here."""
+        return cheapest(self.journal.known, head_id, (), self._cost) is not None
 
     def _cost(self, route: Route) -> int | None:
         return route.size if self.is_whole(route) else None

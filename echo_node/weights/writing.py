@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
 from echo_node.weights import parallel
 from echo_node.weights.blobfolder import BlobFolder
@@ -14,7 +15,10 @@ from echo_node.weights.flat import Chunk, FlatLayout
 from echo_node.weights.passage import ANCHOR_CODEC, hash_of
 from echo_node.weights.scratch import Bytes
 from echo_node.weights.source import FlatSource
-from protocol import DELTA_CODEC, ZERO, ChunkTable, Frame, Route, encode, encode_delta, encode_raw
+from protocol import DELTA_CODEC, ZERO, ChunkTable, Frame, Route, blob_id, encode, encode_delta, encode_raw
+
+Put: TypeAlias = Callable[[bytes | memoryview], bytes]
+"""Keeps some bytes, or does not, and says what they are called."""
 
 
 class RouteWriter:
@@ -40,19 +44,26 @@ class RouteWriter:
             )
             return Frame(self._blobs.put(data), len(data), after)
 
-        return self._route(base_id, DELTA_CODEC, parallel.each(write, self._flat.chunks))
+        return self._route(base_id, DELTA_CODEC, parallel.each(write, self._flat.chunks), self._blobs.put)
 
     def anchor(self) -> Route:
         """From nothing: the state as a safetensors file, in as many pieces as there are chunks."""
+        return self._anchor(self._blobs.put)
+
+    def anchor_named(self) -> Route:
+        """The same, as it would be called, and nothing written."""
+        return self._anchor(blob_id)  # type: ignore[arg-type] # any buffer will do
+
+    def _anchor(self, put: Put) -> Route:
         places = list(pairwise(self._flat.anchor_cuts()))
 
         def write(index: int) -> Frame:
             start, end = places[index]
             data = self._source.anchor(start, end)
-            return Frame(self._blobs.put(data.data), end - start, self.after[index])
+            return Frame(put(data.data), end - start, self.after[index])
 
-        return self._route(None, ANCHOR_CODEC, parallel.each(write, range(len(places))))
+        return self._route(None, ANCHOR_CODEC, parallel.each(write, range(len(places))), put)
 
-    def _route(self, base: bytes | None, codec: str, frames: list[Frame]) -> Route:
-        table = self._blobs.put(encode(ChunkTable.of(codec, frames)))
+    def _route(self, base: bytes | None, codec: str, frames: list[Frame], put: Put) -> Route:
+        table = put(encode(ChunkTable.of(codec, frames)))
         return Route(base=base, codec=codec, size=sum(frame.size for frame in frames), table=table)

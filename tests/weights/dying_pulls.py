@@ -31,7 +31,7 @@ def pull_for_ever(folder, promise, luck) -> None:
             async with (
                 MemorySwarm() as swarm,
                 offering(swarm.join, leader),
-                pulling(swarm.join, folder, durable=True) as puller,
+                pulling(swarm.join, folder, durable=True, versions=luck.randint(1, 4)) as puller,
             ):
                 await puller.hearing.ask(LEADER.public)
                 while True:
