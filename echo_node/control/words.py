@@ -98,7 +98,13 @@ def _doing(snapshot: Mapping[str, Any], progress: Mapping[str, Any], node: Mappi
     if progress.get("leader_is_silent"):
         return f"{role}, waiting: the trainer that leads is silent"
     if progress.get("joined") is False:
-        return f"{role}, waiting to be taken into the roster"
+        why = progress.get("turned_away")
+        told = (
+            f"turned away by the trainer: {one_line(str(why))}"
+            if why
+            else "waiting to be taken into the roster"
+        )
+        return f"{role}, {told}"
     if progress.get("leading") is False:
         return f"{role}, standing by: another one leads"
     return f"{role}, working"

@@ -17,13 +17,13 @@ import trio
 from echo_node.engine.base import Engine, Update, no_news
 from echo_node.errors import ConfigError, ContractError, DefectError, EngineError, PeerError, StoreError
 from echo_node.metrics import Rate
-from echo_node.net.base import ACCEPT, Message, Network, PeerEvent, Reject, Validation
+from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
 from echo_node.net.inbox import Inbox
 from echo_node.net.outbox.backoff import Patience
-from echo_node.net.outbox.deliveries import deliver
 from echo_node.net.outbox.outbox import Outbox
 from echo_node.pausing import Gate
 from echo_node.run import Run
+from echo_node.sampler.joining import Joining
 from echo_node.sampler.keeping_up import KeepingUp
 from echo_node.sampler.pacing import Pacing
 from echo_node.sampler.posting import Post
@@ -36,7 +36,6 @@ from protocol import (
     ZERO,
     Envelope,
     Identity,
-    Join,
     Opened,
     ProtocolError,
     Receipt,
@@ -45,21 +44,17 @@ from protocol import (
     WeightsHead,
     limits,
     open_sealed,
-    seal,
     topics,
     write_batch,
 )
 
 log = logging.getLogger(__name__)
 HEAD_SECONDS = 30.0
-JOIN_SECONDS = 10.0
 TRIES: Final = 3
 """How often slots are filled with an engine that dies over them."""
-SETTLE_SECONDS = 0.5
-"""After a leader has come: within so long, at a moment of one's own, one knocks."""
+WRONG_ENGINE: Final = "wrong-engine"
 RETRY_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Before a version is tried again that could not be sampled; a newer one is tried at once."""
-JOIN_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class SamplerLoop:
@@ -89,7 +84,6 @@ class SamplerLoop:
         self._network = network
         self._identity = identity
         self._engine = engine
-        self._agent = agent
         self._slots = slots_per_call
         self._busy = trio.Lock()
         self._rollout = Rollout(run, identity, engine)
@@ -97,8 +91,10 @@ class SamplerLoop:
         self._chain = puller.hearing
         self._lease = lease
         self._gate = gate or Gate()
-        self._joined = trio.Event()
         self._jitter = random.Random(identity.public)  # noqa: S311 - spreads retries, keeps no secret
+        self._joining = Joining(
+            run.id, network, identity, puller, engine=engine.engine_class, agent=agent, luck=self._jitter
+        )
         self._post = Post(
             run.id,
             network,
@@ -120,7 +116,8 @@ class SamplerLoop:
         tip = self._chain.tip
         loaded = self._puller.store.find(self._engine.loaded or ZERO)
         return {
-            "joined": self._joined.is_set(),
+            "joined": self._joining.is_joined,
+            "turned_away": self._joining.turned_away,
             "leader_is_silent": self._lease is not None and self._lease.is_over,
             "version": tip.message.version if tip else None,
             "engine_version": loaded.message.version if loaded else None,
@@ -150,7 +147,7 @@ class SamplerLoop:
                 nursery.start_soon(self._post.run)
                 nursery.start_soon(self._keep_pace)
                 nursery.start_soon(self._read, receipts)
-                nursery.start_soon(self._join)
+                nursery.start_soon(self._joining.keep)
                 nursery.start_soon(self._push)
 
     def _look_at_receipt(self, message: Message) -> Validation:
@@ -166,58 +163,10 @@ class SamplerLoop:
     async def _keep_pace(self) -> None:
         head: Opened[WeightsHead] | None = None
         while True:
-            head = await self._chain.wait_for_newer(head.id if head else None)
+            before, head = head, await self._chain.wait_for_newer(head.id if head else None)
             self.pacing.moved_on()
-
-    async def _join(self) -> None:
-        """Say who we are until a head's roster has us. The join goes to the leader by hand: gossip may lose it."""
-        await self._deliver_join()
-        await self._chain.ask_around()
-        head = None
-        while not self._joined.is_set():
-            head = await self._chain.wait_for_newer(head.id if head else None)
-            try:
-                roster = await self._puller.roster(head)
-            except (PeerError, ProtocolError) as error:
-                log.info("the roster of version %d cannot be had: %s", head.message.version, error)
-                continue
-            if roster.find(self._identity.public):
-                self._joined.set()
-
-    async def _deliver_join(self) -> None:
-        tip = self._chain.tip
-        join = Join(
-            agent=self._agent, engine=self._engine.engine_class, head=tip.id if tip else ZERO, name=""
-        )
-        sealed = seal(join, self._identity, self._run.id)
-        async with self._network.watch() as events:
-            failures = 0
-            while True:
-                try:
-                    await deliver(
-                        self._network,
-                        self._chain.leader,
-                        topics.topic(self._run.id, topics.JOINS),
-                        sealed,
-                        deadline=JOIN_SECONDS,
-                        most=0,
-                    )
-                except PeerError as error:
-                    pause = JOIN_PAUSES[min(failures, len(JOIN_PAUSES) - 1)]
-                    failures += 1
-                    log.info("the leader cannot be reached, next try in %.1f s: %s", pause, error)
-                    with trio.move_on_after(pause * (0.75 + 0.5 * self._jitter.random())):
-                        await self._leader_comes(events)
-                        failures = 0  # it may take some more seconds until it serves
-                else:
-                    return
-
-    async def _leader_comes(self, events: Inbox[PeerEvent]) -> None:
-        """Until the leader can be reached, which it could not before. The caller sets the deadline."""
-        async for event in events:
-            if event.joined and event.public == self._chain.leader:
-                await trio.sleep(self._jitter.random() * SETTLE_SECONDS)  # it may serve nothing yet
-                return
+            if before is not None and before.message.term != head.message.term:
+                self._joining.doubt()
 
     async def _fill(
         self, head: Opened[WeightsHead], slots: range, news: Callable[[], Update | None] = no_news
@@ -252,6 +201,8 @@ class SamplerLoop:
             head = await self._chain.wait_for(request.head)
         if waiting.cancelled_caught:
             raise PeerError("the head that was named has not arrived here")
+        if not self._joining.is_joined and not await self._joining.is_listed(head):
+            raise PeerError(f"the roster of that head has not this sampler with {self._engine.engine_class}")
         sealed = await self._fill(head, range(request.first, request.first + request.count))
         self._count(sealed)
         return write_batch(sealed, most=limits.ANSWER_BYTES)
@@ -260,10 +211,10 @@ class SamplerLoop:
 
     async def _push(self) -> None:
         """Fill slot after slot under the newest head, and have the groups delivered, at the pace that is wanted."""
-        await self._joined.wait()
         head: Opened[WeightsHead] | None = None
         slot = failures = 0
         while True:
+            await self._joining.wait()
             await self.pacing.wait()
             await self._wait_for_a_leader()
             await self._gate.wait_open()
@@ -336,7 +287,10 @@ class SamplerLoop:
         async for message in receipts:
             receipt = open_sealed(message.data, Receipt, self._run.id)
             if receipt.signer == self._chain.leader:
+                refused = self.pacing.refused[WRONG_ENGINE]
                 self.pacing.answered(receipt.message)
+                if self.pacing.refused[WRONG_ENGINE] > refused:
+                    self._joining.doubt()
                 await self._post.settle(receipt)
 
     def _count(self, sealed: list[bytes]) -> None:

@@ -220,9 +220,11 @@ class TrainingJournal:
         return {row[0]: names.get(row[1], row[2]) for row in rows}
 
     async def join(self, key: bytes, sealed: bytes) -> None:
-        """A sampler has joined; the first join of a key counts."""
+        """A sampler has joined; the last join of a key counts."""
         row = (key, sealed)
-        await self._file.transact(lambda file: file.execute("INSERT OR IGNORE INTO joins VALUES (?, ?)", row))
+        await self._file.transact(
+            lambda file: file.execute("INSERT OR REPLACE INTO joins VALUES (?, ?)", row)
+        )
 
     async def joins(self) -> list[bytes]:
         """Every join, sealed."""

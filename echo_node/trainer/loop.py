@@ -20,7 +20,7 @@ import trio
 from echo_node.admission import Admission, Admitted, Refused
 from echo_node.errors import ContractError, DefectError, PeerError
 from echo_node.metrics import Rate, Records
-from echo_node.net.base import ACCEPT, Message, Network, Validation
+from echo_node.net.base import Network
 from echo_node.net.outbox.deliveries import Taker, serve_deliveries
 from echo_node.net.outbox.item import LONGEST
 from echo_node.pausing import Gate
@@ -163,7 +163,7 @@ class TrainerLoop:
         with serve_deliveries(
             self._network,
             {
-                topics.topic(self._run.id, topics.JOINS): Taker(self._look_at_join, self._welcome),
+                topics.topic(self._run.id, topics.JOINS): self._desk.taker(self._journal),
                 topics.topic(self._run.id, topics.GROUPS): Taker(self._gossip.look_at, self._gossip.take),
             },
         ):
@@ -267,19 +267,6 @@ class TrainerLoop:
         return stood
 
     # Samplers
-
-    def _look_at_join(self, message: Message) -> Validation:
-        Envelope.parse(message.data).claim(Join, self._run.id)
-        return ACCEPT
-
-    async def _welcome(self, message: Message) -> bytes:
-        """A join, delivered by hand and by whom it is about. It counts from the next head on."""
-        join = open_sealed(message.data, Join, self._run.id, signer=message.sender)
-        if not self._desk.would_welcome(join):
-            raise PeerError("this run does not take that engine class, or has no room")
-        await self._journal.join(join.signer, join.sealed)  # the sampler will not say it twice
-        self._desk.welcome(join)
-        return b""
 
     def _takes_groups_of(self, sampler: bytes) -> bool:
         return self._admission.is_member(sampler) and not self._policy.is_muted(sampler)

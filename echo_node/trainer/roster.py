@@ -2,39 +2,90 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import Final
+
 import trio
 
+from echo_node.errors import PeerError
+from echo_node.net.base import ACCEPT, Message, Validation
+from echo_node.net.outbox.deliveries import Taker
 from echo_node.run import Run
-from protocol import Join, Member, Opened, Roster, limits
+from echo_node.trainer.journal import TrainingJournal
+from protocol import Envelope, Join, Member, Opened, Roster, limits, open_sealed
+
+CHANGE_SECONDS: Final = 600.0
+"""Between two changes of a sampler's engine class: verifiers add up what they find by class."""
 
 
 class JoinDesk:
-    """Keeps the first join of each sampler. An engine class that the manifest does not allow is not let in."""
+    """Keeps one join of each sampler: the first with the engine class that it has now.
 
-    def __init__(self, run: Run) -> None:
+    An engine class that the manifest does not allow is not let in. A cheat could hide in a class that may fill only a part of
+    a batch, so nobody goes over to such a class, or away from it.
+    """
+
+    def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
         self._run = run
+        self._clock = clock
+        self._shares = {tolerance.engine: tolerance.share for tolerance in run.told.engines}
         self._members: dict[bytes, Member] = {}
+        self._next_change: dict[bytes, float] = {}
         self._changed = trio.Event()
 
     def welcome(self, join: Opened[Join]) -> bool:
-        """Enter a sampler; whether that is news."""
-        if join.signer in self._members or not self.would_welcome(join):
+        """Enter a sampler, or its other engine class; whether that is news."""
+        if not self._is_news(join) or self.refusal(join) is not None:
             return False
+        if join.signer in self._members:
+            self._next_change[join.signer] = self._clock() + CHANGE_SECONDS
         self._members[join.signer] = Member(join.signer, join.message.engine, join.id)
         self._changed.set()
         self._changed = trio.Event()
         return True
+
+    def taker(self, journal: TrainingJournal) -> Taker:
+        """For joins that are delivered by hand, by whom they are about. They count from the next head on."""
+
+        def look_at(message: Message) -> Validation:
+            Envelope.parse(message.data).claim(Join, self._run.id)
+            return ACCEPT
+
+        async def take(message: Message) -> bytes:
+            join = open_sealed(message.data, Join, self._run.id, signer=message.sender)
+            if (why := self.refusal(join)) is not None:
+                raise PeerError(why)
+            if self._is_news(join):
+                await journal.join(join.signer, join.sealed)  # on disk before it is acknowledged
+                self.welcome(join)
+            return b""
+
+        return Taker(look_at, take)
 
     def take_over(self, roster: Roster) -> None:
         """Who is in the newest head's roster has joined, whichever trainer it told so."""
         for member in roster.members:
             self._members.setdefault(member.key, member)
 
-    def would_welcome(self, join: Opened[Join]) -> bool:
-        """Whether a sampler is in the roster, or may be."""
-        allowed = {tolerance.engine for tolerance in self._run.told.engines}
-        has_room = len(self._members) < limits.ROSTER
-        return join.signer in self._members or (join.message.engine in allowed and has_room)
+    def refusal(self, join: Opened[Join]) -> str | None:
+        """Why a sampler is not taken with that engine class, said to it; none, if it is in the roster or may be."""
+        engine, before = join.message.engine, self._members.get(join.signer)
+        if before is not None and before.engine == engine:
+            return None
+        if engine not in self._shares:
+            return f"this run does not take the engine class {engine}"
+        if before is None:
+            return None if len(self._members) < limits.ROSTER else "this run has no room for more samplers"
+        if any(self._shares.get(each, 1.0) < 1.0 for each in (before.engine, engine)):
+            return f"you joined with {before.engine}, and who has may not go over to {engine} in this run"
+        if (left := self._next_change.get(join.signer, 0.0) - self._clock()) > 0:
+            return f"you changed to {before.engine} a while ago, and may change again in {left:.0f} s"
+        return None
+
+    def _is_news(self, join: Opened[Join]) -> bool:
+        before = self._members.get(join.signer)
+        return before is None or before.engine != join.message.engine
 
     def roster(self) -> Roster:
         return Roster(tuple(self._members[key] for key in sorted(self._members)))

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
 from echo_node.admission import Admission
@@ -169,16 +168,11 @@ DELIVERIES: Final[Signers] = (*GROUPS, (Join.KIND, SAMPLER), (Join.KIND, STRANGE
 
 
 async def _deliver(cast_: Cast, data: bytes) -> bool:
-    from echo_node.trainer.loop import TrainerLoop
-
     which = data[0] % (len(DELIVERIES) + 1) if data else 0
     desk = Desk(TRAINER)
-    source, joins = _source(cast_, desk), JoinDesk(run())
-    loop: Any = SimpleNamespace(_run=run(), _desk=joins, _journal=cast_.journal)
+    source = _source(cast_, desk)
     takers = {
-        topic(topics.JOINS): Taker(
-            functools.partial(TrainerLoop._look_at_join, loop), functools.partial(TrainerLoop._welcome, loop)
-        ),
+        topic(topics.JOINS): JoinDesk(run()).taker(cast_.journal),
         topic(topics.GROUPS): Taker(source.look_at, source.take),
     }
     if which == 0:

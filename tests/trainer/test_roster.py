@@ -1,22 +1,28 @@
-"""Who has joined: each key once, with one engine that the run takes, and never too many."""
+"""Who has joined: each key once, with one engine that the run takes, and never too many. Who changes it, may."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import trio
 import trio.testing
 
-from echo_node.trainer.roster import JoinDesk
+from echo_node.errors import PeerError
+from echo_node.net.base import Message
+from echo_node.trainer.journal import open_journal
+from echo_node.trainer.roster import CHANGE_SECONDS, JoinDesk
 from protocol import Join, Member, Opened, Roster, decode, encode, limits, open_sealed, seal
 from protocol.digest import ZERO
-from tests.crafting import ENGINE, SAMPLERS, open_run
+from tests.crafting import ENGINE, SAMPLERS, changed_run, open_run
 
 RUN = open_run()
+OTHER = "llama/f16"
 
 
-def join(sampler, engine: str = ENGINE, name: str = "") -> Opened[Join]:
+def join(sampler, engine: str = ENGINE, name: str = "", run=RUN) -> Opened[Join]:
     message = Join(agent="test", engine=engine, head=ZERO, name=name)
-    return open_sealed(seal(message, sampler, RUN.id), Join, RUN.id)
+    return open_sealed(seal(message, sampler, run.id), Join, run.id)
 
 
 def test_samplers_are_in_the_roster_by_the_order_of_their_keys():
@@ -31,7 +37,7 @@ def test_samplers_are_in_the_roster_by_the_order_of_their_keys():
     assert decode(Roster, encode(roster)) == roster
 
 
-def test_the_first_join_of_a_key_counts_and_no_other():
+def test_the_first_join_of_a_key_counts_as_long_as_its_engine_is_the_same():
     desk = JoinDesk(RUN)
     first = join(SAMPLERS[0])
     assert desk.welcome(first)
@@ -62,8 +68,63 @@ def test_who_is_in_the_newest_heads_roster_has_joined_and_an_own_join_stands():
     theirs = Roster(tuple(Member(each.public, ENGINE, b"j" * 32) for each in SAMPLERS[:2]))
     desk.take_over(theirs)
     assert desk.roster().members == (Member(SAMPLERS[0].public, ENGINE, own.id), theirs.members[1])
-    assert desk.would_welcome(join(SAMPLERS[1], "torch/bf16")), "it is in already"
-    assert not desk.would_welcome(join(SAMPLERS[2], "torch/bf16"))
+    assert desk.refusal(join(SAMPLERS[1])) is None, "it is in already"
+    assert (
+        desk.refusal(join(SAMPLERS[2], "torch/bf16")) == "this run does not take the engine class torch/bf16"
+    )
+
+
+def test_a_sampler_that_comes_back_with_another_engine_is_in_the_next_roster_with_it():
+    desk = JoinDesk(RUN)
+    desk.welcome(join(SAMPLERS[0]))
+    later = join(SAMPLERS[0], OTHER)
+    assert desk.welcome(later)
+    assert desk.roster().members == (Member(SAMPLERS[0].public, OTHER, later.id),)
+    assert not desk.welcome(join(SAMPLERS[0], "torch/bf16"))
+    assert desk.roster().members == (Member(SAMPLERS[0].public, OTHER, later.id),)
+
+
+def test_an_engine_is_not_changed_again_and_again():
+    now = 0.0
+    desk = JoinDesk(RUN, lambda: now)
+    desk.welcome(join(SAMPLERS[0]))
+    assert desk.welcome(join(SAMPLERS[0], OTHER))
+    now = CHANGE_SECONDS / 2
+    assert "may change again in 300 s" in desk.refusal(join(SAMPLERS[0]))
+    assert not desk.welcome(join(SAMPLERS[0]))
+    assert desk.refusal(join(SAMPLERS[0], OTHER)) is None
+    now = CHANGE_SECONDS
+    assert desk.welcome(join(SAMPLERS[0]))
+
+
+@pytest.mark.parametrize(("first", "then"), [(ENGINE, OTHER), (OTHER, ENGINE)])
+def test_nobody_goes_over_to_a_class_that_a_cheat_could_hide_in_or_away_from_it(first, then):
+    engines = [
+        dataclasses.replace(each, share=0.25) if each.engine == OTHER else each for each in RUN.told.engines
+    ]
+    run = changed_run(RUN, engines=tuple(engines))
+    desk = JoinDesk(run)
+    assert desk.welcome(join(SAMPLERS[0], first, run=run))
+    assert f"may not go over to {then}" in desk.refusal(join(SAMPLERS[0], then, run=run))
+    assert not desk.welcome(join(SAMPLERS[0], then, run=run))
+    assert [each.engine for each in desk.roster().members] == [first]
+
+
+async def test_a_join_is_on_disk_before_it_is_acknowledged_and_the_last_one_counts_after_a_restart(tmp_path):
+    desk = JoinDesk(RUN)
+    async with open_journal(tmp_path / "journal", RUN.id) as journal:
+        taker = desk.taker(journal)
+        for engine in (ENGINE, OTHER, OTHER):
+            said = join(SAMPLERS[0], engine, name=engine)
+            await taker.take(Message("", said.sealed, SAMPLERS[0].public))
+        with pytest.raises(PeerError, match="may change again"):
+            await taker.take(Message("", join(SAMPLERS[0]).sealed, SAMPLERS[0].public))
+    again = JoinDesk(RUN)
+    async with open_journal(tmp_path / "journal", RUN.id) as journal:
+        for sealed in await journal.joins():
+            again.welcome(open_sealed(sealed, Join, RUN.id))
+    assert again.roster() == desk.roster()
+    assert [each.engine for each in again.roster().members] == [OTHER]
 
 
 async def test_waiting_for_samplers_ends_with_the_last_of_them():

@@ -1,0 +1,137 @@
+"""How a sampler comes into the roster with its engine class, and sees to it that it stays there.
+
+Its join goes to the leader by hand, since gossip may lose it. An earlier start may have joined with another class, and a new
+leader may know of that one alone: what is drawn before the roster names the class of now would be refused. It draws nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Final
+
+import trio
+
+from echo_node.errors import PeerError
+from echo_node.net.base import Network, PeerEvent, RequestError
+from echo_node.net.inbox import Inbox
+from echo_node.net.outbox.deliveries import deliver
+from echo_node.weights.pull import Puller
+from protocol import ZERO, Identity, Join, Opened, ProtocolError, WeightsHead, seal, topics
+
+log = logging.getLogger(__name__)
+JOIN_SECONDS: Final = 10.0
+SETTLE_SECONDS: Final = 0.5
+"""After a leader has come: within so long, at a moment of one's own, one knocks."""
+JOIN_PAUSES: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+class Joining:
+    """One sampler's place in the rosters of a run."""
+
+    def __init__(
+        self,
+        run: bytes,
+        network: Network,
+        identity: Identity,
+        puller: Puller,
+        *,
+        engine: str,
+        agent: str,
+        luck: random.Random,
+    ) -> None:
+        self._run = run
+        self._network = network
+        self._identity = identity
+        self._puller = puller
+        self._chain = puller.hearing
+        self._engine = engine
+        self._agent = agent
+        self._luck = luck
+        self._joined = trio.Event()
+        self._doubted = trio.Event()
+        self.turned_away: str | None = None
+        """Why the leader does not take this sampler, in its words."""
+
+    @property
+    def is_joined(self) -> bool:
+        return self._joined.is_set()
+
+    async def wait(self) -> None:
+        """Until a roster has this sampler, with its class."""
+        await self._joined.wait()
+
+    def doubt(self) -> None:
+        """The roster may name another class by now: nothing is taken for granted before it was looked at again."""
+        if self.is_joined:
+            self._joined = trio.Event()
+            self._doubted.set()
+
+    async def keep(self) -> None:
+        """Say who we are until a head's roster has us as that; and look again whenever there is doubt."""
+        await self._deliver()
+        await self._chain.ask_around()
+        while True:
+            self._doubted = trio.Event()
+            await self._be_listed()
+            await self._doubted.wait()
+
+    async def is_listed(self, head: Opened[WeightsHead]) -> bool:
+        """Whether groups of this sampler's class may be drawn under a head."""
+        member = (await self._puller.roster(head)).find(self._identity.public)
+        return member is not None and member.engine == self._engine
+
+    async def _be_listed(self) -> None:
+        head: Opened[WeightsHead] | None = None
+        while not self.is_joined:
+            head = await self._chain.wait_for_newer(head.id if head else None)
+            try:
+                listed = await self.is_listed(head)
+            except (PeerError, ProtocolError) as error:
+                log.info("the roster of version %d cannot be had: %s", head.message.version, error)
+                continue
+            if listed:
+                self._joined.set()
+            else:
+                await self._deliver()
+
+    async def _deliver(self) -> None:
+        tip = self._chain.tip
+        join = Join(agent=self._agent, engine=self._engine, head=tip.id if tip else ZERO, name="")
+        sealed = seal(join, self._identity, self._run)
+        async with self._network.watch() as events:
+            failures = 0
+            while True:
+                try:
+                    await deliver(
+                        self._network,
+                        self._chain.leader,
+                        topics.topic(self._run, topics.JOINS),
+                        sealed,
+                        deadline=JOIN_SECONDS,
+                        most=0,
+                    )
+                except PeerError as error:
+                    pause = JOIN_PAUSES[min(failures, len(JOIN_PAUSES) - 1)]
+                    failures += 1
+                    self._say_why_not(error, pause)
+                    with trio.move_on_after(pause * (0.75 + 0.5 * self._luck.random())):
+                        await self._leader_comes(events)
+                        failures = 0  # it may take some more seconds until it serves
+                else:
+                    self.turned_away = None
+                    return
+
+    def _say_why_not(self, error: PeerError, pause: float) -> None:
+        if not isinstance(error, RequestError) or error.reason != "refused":
+            log.info("the leader cannot be reached, next try in %.1f s: %s", pause, error)
+        elif self.turned_away is None:
+            self.turned_away = error.what
+            log.warning("the leader does not take this sampler: %s", error)
+
+    async def _leader_comes(self, events: Inbox[PeerEvent]) -> None:
+        """Until the leader can be reached, which it could not before. The caller sets the deadline."""
+        async for event in events:
+            if event.joined and event.public == self._chain.leader:
+                await trio.sleep(self._luck.random() * SETTLE_SECONDS)  # it may serve nothing yet
+                return
