@@ -22,7 +22,6 @@ from echo_node.errors import ContractError, DefectError, PeerError
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
 from echo_node.net.outbox.deliveries import Taker, serve_deliveries
-from echo_node.net.outbox.item import LONGEST
 from echo_node.pausing import Gate
 from echo_node.referring import Fetching
 from echo_node.run import Run
@@ -41,6 +40,7 @@ from echo_node.trainer.spreading import Spread
 from echo_node.trainer.step import StepFigures, TrainStep
 from echo_node.trainer.verdicts import VerdictPolicy
 from echo_node.trainer.vetting import Vetting
+from echo_node.trainer.vouching import Vouching
 from echo_node.weights.offering import Offering
 from echo_node.weights.publish import Publication, Publisher
 from protocol import (
@@ -50,7 +50,6 @@ from protocol import (
     Opened,
     Roster,
     WeightsHead,
-    fill_batches,
     open_sealed,
     peer_id,
     topics,
@@ -128,9 +127,12 @@ class TrainerLoop:
             hears=self._admission.is_member,
             forwarders=(*run.told.trainers, *run.told.verifiers),
         )
-        self._heeding = Heeding(run, self._policy, self._buffer, self._receipts, journal, self._gossip.wake)
+        self._heeding = Heeding(
+            run, self._policy, self._buffer, self._receipts, journal, self._heard_verdicts
+        )
         self._sequential = SequentialSource(network, identity, run.id, batch, self.judge, spread=spread)
         self._refused: Counter[str] = Counter()
+        self._vouching = Vouching(run, network, self._policy, self._receipts, self._refused)
         self._vetting = Vetting(run, self._policy, self._heeding, self._receipts, journal, self._refused)
         self._carried: list[bytes] = []
         """Groups that were learnt from since the last head, which the next one commits to."""
@@ -294,6 +296,10 @@ class TrainerLoop:
             self.tokens.add(judged.group.message.token_count)
         return judged
 
+    def _heard_verdicts(self) -> None:
+        self._gossip.wake()
+        self._vouching.wake()
+
     # Steps
 
     @property
@@ -322,21 +328,11 @@ class TrainerLoop:
                     with trio.move_on_after(patience):
                         await self._desk.wait_for_news()
                 else:
-                    await self._show(drawn)
-                    return drawn
+                    if vouched := await self._vouching.let_in(drawn):
+                        return vouched
+                    log.warning("verifiers vouch for no group of this version; samplers get a new head")
             patience = min(2 * patience, LONGEST_PATIENCE)
             await self._publish()
-
-    async def _show(self, drawn: Sequence[Admitted]) -> None:
-        """Let verifiers see what samplers gave to the trainer alone, so that their verdicts count for who samples next."""
-        if not self._run.told.verifiers:
-            return
-        sealed = [each.group.sealed for each in drawn if len(each.group.sealed) <= LONGEST]
-        try:
-            for message in fill_batches(sealed):
-                await self._network.publish(topics.topic(self._run.id, topics.GROUPS), message)
-        except PeerError as error:
-            log.info("verifiers were not shown the groups of a step: %s", error)
 
     def _heard_roster(self) -> Roster:
         return Roster(tuple(each for each in self._roster.members if not self._policy.is_muted(each.key)))

@@ -83,8 +83,8 @@ class VerdictPolicy(Entry):
         self._clock = clock
         self._known: OrderedDict[bytes, _Known] = OrderedDict()
         self._arrivals = 0
-        self._reached: dict[bytes, int] = {}
-        """The newest group of each sampler that a verifier has looked at, by its order."""
+        self._reached: dict[bytes, dict[bytes, int]] = {}
+        """The newest group of each sampler that each verifier has looked at, by its order."""
         self._accusers: dict[bytes, set[bytes]] = {}
         """Of samplers, since they were last muted."""
         self.trust = trust or Trust()
@@ -114,14 +114,23 @@ class VerdictPolicy(Entry):
         return max(1, batch // NEWCOMERS_SHARE)
 
     def gives_way(self, group: Admitted) -> bool:
-        """Verifiers look at one sampler's groups in their order: what they have passed over they do not come back to."""
         if self.entrance(group) is Entrance.OPEN:
             return False
         known = self._known.get(group.group.id)
-        if known is None:
-            return True
-        passed_over = known.order < self._reached.get(known.sampler, 0)
-        return passed_over or self._clock() - known.since > LONGEST_UNVOUCHED
+        return known is None or self._is_passed_over(known) or self._clock() - known.since > LONGEST_UNVOUCHED
+
+    def awaits(self, group: Admitted) -> bool:
+        """Whether a verdict may still let in a group that may not go in yet. What teaches nothing, by what it claims, is
+        looked at only where a quorum must vouch for everything.
+        """
+        known, rewards = self._known.get(group.group.id), group.group.message.rewards
+        teaches = self._policy == "quorum" or min(rewards) < max(rewards)
+        return known is not None and teaches and not self._is_passed_over(known)
+
+    def _is_passed_over(self, known: _Known) -> bool:
+        """Verifiers look at one sampler's groups in their order: what they have passed over they do not come back to."""
+        enough = self._quorum if self._policy == "quorum" else 1
+        return sum(known.order <= at for at in self._reached.get(known.sampler, {}).values()) >= enough
 
     def is_muted(self, sampler: bytes) -> bool:
         return self.trust.is_muted(sampler, self._clock())
@@ -213,7 +222,8 @@ class VerdictPolicy(Entry):
     # Inside
 
     def _weigh(self, group: bytes, known: _Known, found: Finding) -> Consequences:
-        self._reached[known.sampler] = max(self._reached.get(known.sampler, 0), known.order)
+        reached = self._reached.setdefault(known.sampler, {})
+        reached[found.verifier] = max(reached.get(found.verifier, 0), known.order)
         if found.result == "honest":
             self.trust.honest(known.sampler, found.at)
             return Consequences()

@@ -1,0 +1,97 @@
+"""Groups that were asked for, until verifiers have said what the run's verdict policy wants to hear of them.
+
+Only the trainer has seen such groups, so it shows them. What is still without a word when verifiers have fallen silent is left
+out, and the batch is smaller for it. Groups that samplers push wait in the buffer instead, which knows the same policy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import trio
+
+from echo_node.admission import Admitted
+from echo_node.errors import PeerError
+from echo_node.net.base import Network
+from echo_node.net.outbox.item import LONGEST
+from echo_node.run import Run
+from echo_node.trainer.receipts import Receipts
+from echo_node.trainer.replay import Entrance
+from echo_node.trainer.verdicts import LONGEST_UNVOUCHED, VerdictPolicy
+from protocol import fill_batches, topics
+
+log = logging.getLogger(__name__)
+
+
+class Vouching:
+    """What one trainer lets into a batch that it asked for. `left_out` counts what it does not, by reason."""
+
+    def __init__(
+        self, run: Run, network: Network, policy: VerdictPolicy, receipts: Receipts, left_out: Counter[str]
+    ) -> None:
+        self._run = run
+        self._network = network
+        self._policy = policy
+        self._receipts = receipts
+        self._left_out = left_out
+        self._heard = trio.Event()
+
+    def wake(self) -> None:
+        """A verdict has been heard."""
+        self._heard.set()
+        self._heard = trio.Event()
+
+    async def let_in(self, drawn: Sequence[Admitted]) -> tuple[Admitted, ...]:
+        """The groups that may be learnt from, perhaps none. Waits while verdicts come that could let in more."""
+        shown = await self._show(drawn)
+        while True:
+            heard, refused = self._heard, self._refused(drawn)
+            chosen = self._choose([each for each in drawn if each.group.id not in refused])
+            inside = {each.group.id for each in chosen}
+            outside = [each for each in drawn if each.group.id in shown - inside - refused.keys()]
+            if not any(map(self._policy.awaits, outside)):
+                break
+            with trio.move_on_after(LONGEST_UNVOUCHED) as silence:
+                await heard.wait()
+            if silence.cancelled_caught:
+                break
+        for group in sorted({each.group.id for each in drawn} - inside):
+            reason = refused.get(group, "unverified")
+            self._receipts.withdraw(group, reason)
+            self._left_out[reason] += 1
+        return chosen
+
+    async def _show(self, drawn: Sequence[Admitted]) -> frozenset[bytes]:
+        """Let verifiers see groups; returns which of them they can have seen."""
+        sealed = {each.group.sealed: each.group.id for each in drawn if len(each.group.sealed) <= LONGEST}
+        if not self._run.told.verifiers:
+            return frozenset()
+        try:
+            for message in fill_batches([*sealed]):
+                await self._network.publish(topics.topic(self._run.id, topics.GROUPS), message)
+        except PeerError as error:
+            log.info("verifiers were not shown the groups of a step: %s", error)
+            return frozenset()
+        return frozenset(sealed.values())
+
+    def _refused(self, drawn: Sequence[Admitted]) -> dict[bytes, str]:
+        """What verifiers have spoken against, and why."""
+        condemned = (each.group.id for each in drawn if self._policy.is_condemned(each.group.id))
+        muted = (each.group.id for each in drawn if self._policy.is_muted(each.group.signer))
+        return dict.fromkeys(muted, "muted") | dict.fromkeys(condemned, "condemned")
+
+    def _choose(self, good: Sequence[Admitted]) -> tuple[Admitted, ...]:
+        """All that is vouched for, and of the rest what the policy bears in a batch of just that size."""
+        entrances = [self._policy.entrance(each) for each in good]
+        vouched, room = entrances.count(Entrance.OPEN), entrances.count(Entrance.BOUNDED)
+        while self._policy.is_hard and room > self._policy.bound(vouched + room):
+            room -= 1
+        chosen = []
+        for each, entrance in zip(good, entrances, strict=True):
+            if entrance is Entrance.BOUNDED:
+                room -= 1
+            if entrance is Entrance.OPEN or (entrance is Entrance.BOUNDED and room >= 0):
+                chosen.append(each)
+        return tuple(chosen)
