@@ -225,9 +225,11 @@ class _Session:
             yield network
 
     def _waiting(self) -> int:
-        """Groups that are made and not yet delivered."""
-        if self._node is None or self._network is None or self._wishes.role != "sampler":
+        """Groups that are made and not yet delivered; or a step that is taken and not yet published."""
+        if self._node is None or self._network is None:
             return 0
+        if self._wishes.role != "sampler":
+            return int(self._node.status().get("learning", False))
         somebody = self._network.peers() & {*self._node.told.trainers}
         return int(self._node.status().get("waiting", 0)) if somebody else 0
 

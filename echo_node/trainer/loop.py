@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from echo_node.admission import Admission, Admitted, Refused
-from echo_node.errors import ContractError, DefectError, PeerError
+from echo_node.errors import ContractError, DefectError
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
 from echo_node.net.outbox.deliveries import Taker, serve_deliveries
@@ -29,11 +29,12 @@ from echo_node.trainer.asking import NobodyAnswersError, SequentialSource
 from echo_node.trainer.gathering import GossipSource
 from echo_node.trainer.heeding import Heeding
 from echo_node.trainer.journal import Batch, TrainingJournal
+from echo_node.trainer.keeping import Keeping
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.recording import Circumstances, step_record
 from echo_node.trainer.remembering import accounted_since, know_groups, know_heads
 from echo_node.trainer.replay import ReplayBuffer
-from echo_node.trainer.resuming import CHECKPOINT_EVERY, StandStill, keep_checkpoint, learn, resume, state_of
+from echo_node.trainer.resuming import CHECKPOINT_EVERY, StandStill, learn, resume, state_of
 from echo_node.trainer.roster import JoinDesk
 from echo_node.trainer.settings import training_settings
 from echo_node.trainer.spreading import Spread
@@ -100,7 +101,6 @@ class TrainerLoop:
         self._records = records
         self._journal = journal
         self._checkpoints = checkpoints
-        self._checkpoint_every = checkpoint_every
         self._source = source
         self._gate = gate or Gate()
         self._policy = policy or VerdictPolicy(run, identity)
@@ -109,6 +109,7 @@ class TrainerLoop:
         self._offering = Offering(network, publisher.store, files=run.files())
         self._desk = JoinDesk(run)
         self._roster = Roster(())
+        self._keeping = Keeping(checkpoints, checkpoint_every, step, publisher, journal, bound)
         self._announced: Opened[WeightsHead] | None = None
         """The newest head whose blobs can be had."""
         self._buffer = ReplayBuffer(
@@ -140,7 +141,8 @@ class TrainerLoop:
         """Batches since the last head."""
         self._number = 0
         """Of the last batch."""
-        self._checkpointed = 0
+        self._learning = False
+        """Whether a batch is on its way from the journal to the records."""
         self._fruitless = 0
         self._bytes_in = 0
         self._active: deque[set[bytes]] = deque(maxlen=8)
@@ -180,13 +182,18 @@ class TrainerLoop:
                     await self._publish()
                 else:
                     await self._announce(stood.tip)
-                for batch in stood.pending:
-                    await self._train_on(batch)
-                while self._number < steps:
-                    await self._take_step()
+                try:
+                    for batch in stood.pending:
+                        await self._train_on(batch)
+                    while self._number < steps:
+                        await self._take_step()
+                except trio.Cancelled:
+                    if self._is_whole():
+                        await self._keeping.keep_the_last(self._number)
+                    raise
                 if self._carried:
                     await self._publish()
-                await self._keep_checkpoint()
+                await self._keeping.keep(self._number)
                 await self._receipts.send()
                 await trio.sleep(linger)
                 nursery.cancel_scope.cancel()
@@ -198,6 +205,7 @@ class TrainerLoop:
             "version": tip.message.version if tip else None,
             "step": self._step.version,
             "batches": self._number,
+            "learning": self._learning,
             "reward": round(self._records.reward(), 4),
             "samplers": len(self._desk.roster().members),
             "waiting": len(self._buffer),
@@ -238,7 +246,7 @@ class TrainerLoop:
 
         stood = await resume(self._step, self._publisher, self._journal, self._checkpoints, learnt=learnt)
         self._number = stood.pending[0].number - 1 if stood.pending else stood.number
-        self._checkpointed = self._number - stood.replayed
+        self._keeping.number = self._number - stood.replayed
         if self._records.steps:
             last = self._records.steps[-1]
             self._refused.update(last.dropped)
@@ -370,6 +378,7 @@ class TrainerLoop:
     async def _train_on(self, batch: Batch, *, waited: float = 0.0, began: float | None = None) -> None:
         """Learn from a batch that is written down, publish when it is time, and tell what came of it."""
         began = time.monotonic() if began is None else began
+        self._learning = True
         figures = await trio.to_thread.run_sync(learn, self._step, batch)
         self._number, self._fruitless = batch.number, 0
         self._unpublished += 1
@@ -395,10 +404,14 @@ class TrainerLoop:
         self._learnt_from += record.by_sampler
         self._last_seen |= {group.sampler: group.step for group in record.groups}
         self._records.add(record)
-        if published and (
-            self._checkpoints is None or self._number - self._checkpointed >= self._checkpoint_every
-        ):
-            await self._keep_checkpoint()
+        self._learning = False
+        if published and self._keeping.is_due(self._number):
+            await self._keeping.keep(self._number)
+
+    def _is_whole(self) -> bool:
+        """Whether all that was learnt is published and told, and nobody else leads: whoever goes on from here loses nothing."""
+        ours = self._announced is not None and self._announced.id == self._tip.id
+        return ours and not self._carried and not self._learning
 
     def _is_head_due(self) -> bool:
         """After every step while samplers are asked, since a batch is of its own version; else as the manifest says, and
@@ -433,13 +446,3 @@ class TrainerLoop:
         )
         self._publisher.store.prune(versions=self._bound + 2, settled=made.head.id)
         return made
-
-    async def _keep_checkpoint(self) -> None:
-        """Write down where training stands, and let go of what led there. Right after a head."""
-        if self._checkpoints is not None:
-            version = self._tip.message.version
-            await trio.to_thread.run_sync(
-                keep_checkpoint, self._checkpoints, self._step, self._number, version
-            )
-        self._checkpointed = self._number
-        await self._journal.settle(self._number, step=self._tip.message.step - self._bound)

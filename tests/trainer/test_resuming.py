@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 import sqlite3
@@ -12,9 +13,11 @@ import pytest
 import trio
 
 from echo_node.errors import StoreError
+from echo_node.trainer import loop as loop_room
 from echo_node.trainer.journal import Batch, KeptGroup, open_journal
 from echo_node.weights.store import WeightsStore
 from protocol import TrajectoryGroup, open_sealed
+from tests.crafting import changed_run
 from tests.trainer import dying
 from tests.trainer.dying import LAYOUT, ROOT, RUN, STEPS, Recording, Replaying, heads_in, train
 
@@ -191,3 +194,65 @@ def test_the_journal_keeps_only_facts_of_what_a_checkpoint_covers(half):
     file.close()
     assert (whole, known) == (0, 8 * len(batches[0]))
     assert STEPS > 8
+
+
+class Ending(Replaying):
+    """A source at which a trainer waits for a batch of this number when it is told to end."""
+
+    def __init__(self, batches, number, told):
+        super().__init__(batches)
+        self._number, self._told = number, told
+
+    async def next_batch(self, head, number):
+        if number == self._number:
+            self._told.cancel()
+            await trio.sleep_forever()
+        return await super().next_batch(head, number)
+
+
+@pytest.mark.parametrize("number", [10, 11])
+async def test_a_trainer_that_is_told_to_end_goes_on_with_nothing_to_repeat(begun, number):
+    folder, batches, expected = begun
+    with trio.CancelScope() as life:
+        await train(folder, lambda _: Ending(batches, number, life))
+    assert life.cancelled_caught
+    loop, _ = await train(folder, lambda _: Replaying(batches))
+    assert (loop.stood.number, loop.stood.replayed, loop.stood.adopted) == (number - 1, 0, False)
+    assert loop.stood.pending == ()
+    dying.check(folder, expected, batches)
+
+
+@pytest.mark.parametrize("moment", ["learn", "_make"])
+async def test_a_trainer_that_is_told_to_end_in_the_middle_of_a_step_keeps_nothing_half_done(
+    begun, monkeypatch, moment
+):
+    """It is published and not told, or learnt and not published: the batch is learnt again, to the same bits."""
+    folder, batches, expected = begun
+    real = getattr(loop_room if moment == "learn" else loop_room.TrainerLoop, moment)
+    with trio.CancelScope() as life, monkeypatch.context() as patch:
+
+        def told_meanwhile(*args):
+            trio.from_thread.run_sync(life.cancel)
+            return real(*args)
+
+        patch.setattr(loop_room if moment == "learn" else loop_room.TrainerLoop, moment, told_meanwhile)
+        await train(folder, lambda _: Replaying(batches))
+    assert life.cancelled_caught
+    loop, _ = await train(folder, lambda _: Replaying(batches))
+    assert (loop.stood.number, loop.stood.adopted) == (9, False)
+    assert (loop.stood.replayed, len(loop.stood.pending)) == ((0, 1) if moment == "learn" else (1, 0))
+    dying.check(folder, expected, batches)
+
+
+async def test_a_trainer_that_is_told_to_end_between_two_heads_loses_no_batch(tmp_path, monkeypatch):
+    """What is learnt and in no head yet is in no checkpoint either: else the next head would not commit to it."""
+    sync = dataclasses.replace(RUN.told.sync, head_every=2)
+    monkeypatch.setattr(dying, "RUN", changed_run(RUN, sync=sync))
+    _, source = await train(tmp_path / "whole", Recording, 4)
+    with trio.CancelScope() as life:
+        await train(tmp_path / "ended", lambda _: Ending(source.batches, 4, life), 4)
+    assert life.cancelled_caught
+    loop, _ = await train(tmp_path / "ended", lambda _: Replaying(source.batches), 4)
+    assert [batch.number for batch in loop.stood.pending] == [3]
+    assert not loop.stood.adopted
+    assert heads_in(tmp_path / "ended") == heads_in(tmp_path / "whole")
