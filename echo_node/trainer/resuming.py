@@ -166,4 +166,5 @@ def _training_group(kept: KeptGroup, policy_step: int) -> TrainingGroup:
         SampledCompletion(said.ids, said.logprobs, reward)
         for said, reward in zip(group.completions(), kept.rewards, strict=True)
     ]
+    # No sigma: the manifest has no such figure of an engine class; see `GrpoSettings`.
     return TrainingGroup(group.prompt_ids(), completions, current=kept.step == policy_step)
