@@ -39,8 +39,8 @@ exit 1
 
 
 @contextmanager
-def service(advisories):
-    """OSV, as far as it is asked: packages by name, advisories by id."""
+def service(advisories, *, tells=True):
+    """OSV, as far as it is asked: packages by name, and advisories by id, if it tells."""
 
     class Osv(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -57,7 +57,10 @@ def service(advisories):
             )
 
         def do_GET(self):
-            self.say(next(each for each in advisories if self.path.endswith(each["id"])))
+            if tells:
+                self.say(next(each for each in advisories if self.path.endswith(each["id"])))
+            else:
+                self.send_error(503)
 
         def say(self, told):
             self.send_response(200)
@@ -102,6 +105,16 @@ def test_a_vulnerable_package_fails_with_its_advisory_and_its_mend_once(npm):
     (line,) = [line for line in done.stdout.splitlines() if "GHSA-xxxx" in line or "CVE-1" in line]
     assert line.startswith("audit: trio ")
     assert "a hole in trio (take 99.1)" in line
+
+
+def test_a_vulnerability_of_which_only_the_id_can_be_had_fails_all_the_same(npm):
+    with service([ADVISORY], tells=False) as osv:
+        done = audit(osv, npm(CLEAN_NPM))
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if "GHSA-xxxx" in line]
+    assert line.startswith("audit: trio ")
+    assert "Service Unavailable" in line
+    assert "nothing is known" not in done.stdout
 
 
 def test_where_nothing_is_known_to_be_wrong_it_passes(npm):

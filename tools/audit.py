@@ -2,8 +2,8 @@
 
 Packages of `.venv` are looked up in OSV, those of tests/interop by `npm audit`. What is found fails, with the package, the
 advisory and the release that mends it. A service that cannot be asked (no network, a mirror without advisories) is one line
-and no failure: nothing is known then, and the line says so. An advisory that does not concern us stands in PASSED_OVER, with
-the reason.
+and no failure: nothing is known then, and the line says so. A vulnerability that OSV names and says no more of fails all the
+same. An advisory that does not concern us stands in PASSED_OVER, with the reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Finding:
     mended: str
 
     def __str__(self) -> str:
-        fix = f"take {self.mended}" if self.mended else "no release mends it yet"
+        fix = f"take {self.mended}" if self.mended else "no release is known to mend it"
         return f"{self.package} {self.version}: {self.advisory}: {self.what or 'no summary'} ({fix})"
 
 
@@ -71,9 +71,17 @@ def ask_osv(packages: Mapping[str, str], service: str) -> list[Finding]:
         if not isinstance(answered, list) or len(answered) != len(some):
             raise UnreachableError("it answered something else than was asked")
         for name, said in zip(some, answered, strict=True):
-            advisories = [_ask(f"{service}/v1/vulns/{each['id']}") for each in said.get("vulns", ())]
+            advisories = [_advisory(each["id"], service) for each in said.get("vulns", ())]
             findings += _of_package(name, packages[name], advisories)
     return findings
+
+
+def _advisory(id_: str, service: str) -> dict[str, Any]:
+    """What is known of a vulnerability: at least that there is one."""
+    try:
+        return {"id": id_, **_ask(f"{service}/v1/vulns/{id_}")}
+    except UnreachableError as error:
+        return {"id": id_, "summary": f"OSV names it and cannot be asked more: {error}"}
 
 
 def _of_package(name: str, version: str, advisories: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
