@@ -12,6 +12,7 @@ BIN    := .venv/bin
 HOUSE  := .venv/.ready
 NODE   := tests/interop/node_modules/.ready
 CHROME := .venv/.browser
+SPACES := .venv/.namespaces
 FUZZER := .venv/.fuzz
 
 # A .venv whose Python no longer runs (it was upgraded or taken away) is set up again.
@@ -23,7 +24,7 @@ BROKEN := $(shell $(BIN)/python -c '' 2>/dev/null || echo broken)
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(HOUSE) $(NODE) $(CHROME) ## everything that the project needs, in .venv and node_modules
+setup: $(HOUSE) $(NODE) $(CHROME) $(SPACES) ## everything that the project needs, in .venv and node_modules
 
 $(HOUSE): pyproject.toml Makefile tools/setup.py $(BROKEN)
 	@$(PYTHON) tools/setup.py python
@@ -35,6 +36,10 @@ $(NODE): tests/interop/package-lock.json tests/interop/swarm/package-lock.json M
 
 $(CHROME): Makefile tools/setup.py | $(HOUSE)
 	@$(PYTHON) tools/setup.py browser
+	@touch $@
+
+$(SPACES): Makefile tools/setup.py | $(HOUSE)
+	@$(PYTHON) tools/setup.py namespaces
 	@touch $@
 
 $(FUZZER): Makefile tools/setup.py | $(HOUSE)
@@ -64,10 +69,10 @@ bench: $(HOUSE) ## every benchmark, and benchmarks/README.md (ARGS="wire delta")
 fuzz: $(HOUSE) $(FUZZER) ## hostile bytes for every handler, led by coverage (SECONDS=60, ARGS="TARGET")
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
-chaos: $(HOUSE) ## a swarm under fire, about a quarter of an hour (SEEDS="1 2 3", ARGS="--seconds 60")
+chaos: $(HOUSE) $(SPACES) ## a swarm under fire, about a quarter of an hour (SEEDS="1 2 3", ARGS="--seconds 60")
 	@failed=0; for seed in $(SEEDS); do $(BIN)/python -m tests.chaos --seed $$seed $(ARGS) || failed=1; done; exit $$failed
 
-soak: $(HOUSE) ## a swarm under fire until Ctrl-C, with slopes at the end (ARGS="--seed 7 --minutes 60")
+soak: $(HOUSE) $(SPACES) ## a swarm under fire until Ctrl-C, with slopes at the end (ARGS="--seed 7 --minutes 60")
 	@$(BIN)/python -m tests.chaos --soak $(ARGS)
 
 clean: ## take away everything that is built, .venv too

@@ -2,6 +2,7 @@
 
 `setup.py python` makes `.venv` with every extra; `setup.py node` installs the packages of the
 interoperation tests; `setup.py browser` looks for the chromium that the tests of the page drive;
+`setup.py namespaces` looks for the `ip` with which tests give nodes networks of their own;
 `setup.py fuzz` installs the fuzzer, where it has a wheel.
 Each first looks for what it needs from the system. On Debian as root it
 installs what is missing; elsewhere it stops with one line that says what to type. It never asks.
@@ -118,6 +119,9 @@ NEEDS_OF_BROWSER = [
         "--cask chromium",
     ),
 ]
+NEEDS_OF_NAMESPACES = [
+    Need("iproute2", lambda: sys.platform != "linux" or bool(shutil.which("ip")), "iproute2", "iproute", ""),
+]
 
 
 def bring(needs: list[Need]) -> None:
@@ -176,6 +180,12 @@ def set_up_browser() -> None:
     say("a browser for the tests of the page is there")
 
 
+def set_up_namespaces() -> None:
+    """Only Linux has them; elsewhere those tests say why they are left out."""
+    bring(NEEDS_OF_NAMESPACES)
+    say("what the tests in network namespaces need is there")
+
+
 def set_up_fuzzing() -> None:
     """Without the fuzzer `make fuzz` goes on without coverage, so that is no reason to stop."""
     import tomllib  # noqa: PLC0415 -- as above
@@ -196,6 +206,7 @@ if __name__ == "__main__":
         "python": set_up_python,
         "node": set_up_node,
         "browser": set_up_browser,
+        "namespaces": set_up_namespaces,
         "fuzz": set_up_fuzzing,
     }
     steps[sys.argv[1]]()
