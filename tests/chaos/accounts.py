@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from protocol import Join, ProtocolError, Roster, TrajectoryGroup, decode, open_sealed
+from protocol import Envelope, Join, ProtocolError, Roster, TrajectoryGroup, decode, open_sealed
 from protocol.digest import context
 from protocol.identity import verify
 from protocol.receipt import REASONS
 from tests.chaos.branches import Branches, Trained, rosters
-from tests.chaos.evidence import Evidence, KnownGroup, NodeEvidence
+from tests.chaos.evidence import Evidence, KnownGroup, NodeEvidence, Posted
 from tests.chaos.holdings import KnownHead
 from tests.chaos.report import Counts, Finding, short
 
@@ -56,11 +56,12 @@ def acknowledged(evidence: Evidence, branches: Branches, counts: Counts) -> Iter
         if id_ in trained:
             continue
         if not (facts := known.get(id_, [])):
-            if _lost_its_journal(evidence):
+            sampler, posted = said[id_]
+            if any(_lost_its_journal(evidence, key) for key in _acknowledgers(posted, evidence, branches)):
                 counts["groups missing with a damaged journal"] += 1
             else:
                 text = f"group {short(id_)} was acknowledged, and no trainer knows it"
-                yield Finding("acknowledged", said[id_], text)
+                yield Finding("acknowledged", sampler, text)
             continue
         yield from _outcome(id_, facts, refused.get(id_, ""), branches, evidence, counts)
 
@@ -73,31 +74,30 @@ def _outcome(
     evidence: Evidence,
     counts: Counts,
 ) -> Iterator[Finding]:
-    """What became of a group that no version of the surviving branch was trained on."""
-    why = next((group.why for _, group in facts if group.state == "dropped"), None)
-    leader = branches.last_leader
-    if why is not None:
-        counts[f"groups dropped: {why}"] += 1
-        if why not in NAMED:
-            yield Finding(
-                "acknowledged",
-                facts[0][0].name,
-                f"group {short(id_)} was dropped for {why!r}, no named reason",
-            )
-    elif any(_still_waits(node, group, branches) for node, group in facts if node.key == leader):
+    """What became of a group that no version of the surviving branch was trained on: the newest leader that knows it must tell."""
+    node, group = max(facts, key=lambda fact: _last_term(fact[0].key, branches))
+    if group.state == "dropped":
+        counts[f"groups dropped: {group.why}"] += 1
+        if group.why not in NAMED:
+            text = f"group {short(id_)} was dropped for {group.why!r}, no named reason"
+            yield Finding("acknowledged", node.name, text)
+    elif node.key == branches.last_leader and _still_waits(node, group, branches):
         counts["groups waiting at the end"] += 1
-    elif any(_lost_at_failover(node, group, branches, evidence.staleness) for node, group in facts):
+    elif _lost_at_failover(node, group, branches, evidence.staleness):
         counts["groups missing at a failover"] += 1
     elif refused in NAMED:
         counts[f"groups refused by a later leader: {refused}"] += 1
     else:
-        node, group = facts[0]
         batch = f" in batch {group.batch}" if group.batch else ""
         yield Finding(
             "acknowledged",
             node.name,
             f"group {short(id_)} of step {group.step} was acknowledged and is lost: {group.state}{batch} there, and in no version",
         )
+
+
+def _last_term(key: bytes, branches: Branches) -> int:
+    return max((term for term, leader in branches.leaders.items() if leader == key), default=0)
 
 
 def _still_waits(node: NodeEvidence, group: KnownGroup, branches: Branches) -> bool:
@@ -136,7 +136,7 @@ def _unnamed(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator
     for head in branches.chain[1:]:
         if head.told.version in branches.trained:
             continue
-        if _lost_its_journal(evidence):
+        if _lost_its_journal(evidence, head.signer):
             counts["versions whose groups a damaged journal had"] += 1
         else:
             name = evidence.name_of(head.signer)
@@ -145,15 +145,26 @@ def _unnamed(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator
             )
 
 
-def _said_acknowledged(evidence: Evidence) -> Iterator[tuple[bytes, str]]:
+def _said_acknowledged(evidence: Evidence) -> Iterator[tuple[bytes, tuple[str, Posted]]]:
     for node in evidence.nodes:
         for each in node.outbox:
             if node.honest and each.state in {"acknowledged", "delivered"}:
-                yield each.id, node.name
+                yield each.id, (node.name, each)
 
 
-def _lost_its_journal(evidence: Evidence) -> bool:
-    return any(evidence.was_damaged(node.name, "journal.sqlite") for node in evidence.of("trainer"))
+def _acknowledgers(posted: Posted, evidence: Evidence, branches: Branches) -> Iterator[bytes]:
+    """Who may have acknowledged a group: nobody who never led, nor, while its bytes say of which head it is, who led before it."""
+    head: KnownHead | None = None
+    if posted.data:
+        group = Envelope.parse(posted.data).claim(TrajectoryGroup, evidence.manifest.id)
+        head = branches.heads.get(group.heads[0])
+    for term, leader in branches.leaders.items():
+        if head is None or term >= head.told.term:
+            yield leader
+
+
+def _lost_its_journal(evidence: Evidence, key: bytes) -> bool:
+    return evidence.was_damaged(evidence.name_of(key), "journal.sqlite")
 
 
 # b. Nothing stale
@@ -202,8 +213,9 @@ def signed(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator[F
     both are checked again here. Records, which stand in for a journal that is lost, have neither: counted. Rosters are read where
     somebody still holds the blob; where all have pruned it, the sampler's own signed join must be in a journal. What a verdict
     was before or after is told by the batch that was the newest when it was written down: it cannot see a verdict that the
-    trainer never heard, nor check a verdict's signature, which nobody keeps.
+    trainer never heard, nor check a verdict's signature, which nobody keeps. What hostile samplers brought about is counted.
     """
+    honest = {node.key for node in evidence.nodes if node.honest}
     held = {blob: decode(Roster, data) for blob, data in rosters(branches).items()}
     joined = set(_joined(evidence))
     condemned = {
@@ -212,8 +224,12 @@ def signed(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator[F
         for each in (node.trainer.verdicts if node.trainer else ())
         if each.result == "dishonest"
     }
+    counts["groups of hostile peers condemned"] = len(
+        {each.group for each in condemned.values() if each.sampler not in honest}
+    )
     for each, _ in _all_trained(branches):
         group = each.group
+        counts["groups of hostile peers trained"] += group.sampler not in honest
         what = f"group {short(group.id)} of {evidence.name_of(group.sampler)} in version {each.version}"
         if wrong := _wrong_signature(group, evidence.manifest.id, counts):
             yield Finding("signed", each.trainer, f"{what}: {wrong}")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
-from protocol import Ballot, TermGrant, encode, merkle_root, seal
+from protocol import Ballot, Envelope, TermGrant, encode, merkle_root, seal
 from tests.chaos.branches import Branches
-from tests.chaos.evidence import KnownVerdict, Posted, read_evidence
+from tests.chaos.evidence import KnownVerdict, NodeEvidence, Posted, TrainerFiles, read_evidence
 from tests.chaos.holdings import KnownHead
 from tests.chaos.invariants import check, check_evidence
 from tests.chaos.small_place import HEIR, JUDGE, NAMES, STALENESS, make_place, small_run
-from tests.crafting import SAMPLERS, TRAINER, sealed_group
+from tests.crafting import SAMPLERS, TRAINER, identity, sealed_group
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -127,6 +128,34 @@ def test_a_group_that_was_acknowledged_and_that_no_trainer_knows_is_missed(copy)
     found(read_evidence(copy), "acknowledged", "ann", (b"v" * 32).hex()[:12], "no trainer knows it")
 
 
+def damaging(evidence, name):
+    """The nemesis has damaged this node's journal, and nobody has put it back."""
+    note = {"at": 1.0, "what": "damage", "node": name, "file": "runs/x/journal.sqlite"}
+    return replace(evidence, timeline=(note, *evidence.timeline))
+
+
+def posted(evidence, head):
+    """A group under this head was acknowledged to ann, and no trainer knows it."""
+    data = sealed_group(small_run(), head.id, SAMPLERS[0], 77)
+    item = Posted(Envelope.parse(data).id, "acknowledged", data=data)
+    return evidence.changed("ann", outbox=(*evidence.node("ann").outbox, item))
+
+
+def test_a_damaged_journal_excuses_only_what_its_own_trainer_may_have_acknowledged(truth):
+    early, late = posted(truth, Branches(truth).chain[1]), posted(truth, Branches(truth).chain[-1])
+    for name, evidence in (("trainer", early), ("standby", early), ("standby", late)):
+        report = check_evidence(damaging(evidence, name))
+        assert (report.findings, report.counts["groups missing with a damaged journal"]) == ([], 1)
+    found(damaging(late, "trainer"), "acknowledged", "ann", "no trainer knows it")
+    idle = NodeEvidence("idle", "trainer", identity("idle").peer_id, trainer=TrainerFiles())
+    found(
+        damaging(replace(early, nodes=(*early.nodes, idle)), "idle"),
+        "acknowledged",
+        "ann",
+        "no trainer knows it",
+    )
+
+
 def test_a_group_in_two_versions_is_found(truth):
     branches = Branches(truth)
     tip, parent = branches.chain[-1], branches.chain[-2]
@@ -159,6 +188,17 @@ def test_a_group_that_was_dropped_for_no_named_reason_is_found(truth):
     found(with_group(truth, state="dropped", why=""), "acknowledged", "trainer", (b"d" * 32).hex()[:12])
 
 
+def test_what_a_leader_dropped_does_not_excuse_the_next_one_that_acknowledged_it_and_lost_it(truth):
+    dropped = with_group(truth, state="dropped", why="stale")
+    group = dropped.node("trainer").trainer.groups[b"d" * 32]
+    groups = dropped.node("standby").trainer.groups
+    again = replace(group, state="drawn", why="", batch=10_000)
+    lost = trainer_changed(dropped, "standby", groups={**groups, group.id: again})
+    found(lost, "acknowledged", "standby", group.id.hex()[:12], "lost")
+    waits = trainer_changed(dropped, "standby", groups={**groups, group.id: replace(again, state="waiting")})
+    assert check_evidence(waits).findings == []
+
+
 def test_what_the_old_leader_held_may_be_missing_and_what_was_older_may_not(truth):
     left = check_evidence(with_group(truth, state="waiting", step=1_000))
     before = check_evidence(truth).counts.get("groups missing at a failover", 0)
@@ -176,6 +216,20 @@ def test_a_version_whose_groups_nobody_can_name_is_found(truth):
     report = check_evidence(trainer_changed(truth, "standby", batches=batches, recorded=recorded))
     assert any(f"version {each.version} " in finding.text for finding in report.findings)
     assert {(finding.invariant, finding.node) for finding in report.findings} == {("acknowledged", "standby")}
+
+
+def test_a_version_whose_groups_nobody_can_name_is_excused_by_its_own_trainers_damaged_journal_alone(truth):
+    each, node = some_trained(truth), truth.node("standby").trainer
+    batches = tuple(batch for batch in node.batches if batch.version != each.version)
+    recorded = {version: groups for version, groups in node.recorded.items() if version != each.version}
+    unnamed = trainer_changed(truth, "standby", batches=batches, recorded=recorded)
+
+    def is_found(evidence):
+        return any("no journal has the groups" in each.text for each in check_evidence(evidence).findings)
+
+    assert is_found(unnamed)
+    assert is_found(damaging(unnamed, "trainer"))
+    assert not is_found(damaging(unnamed, "standby"))
 
 
 # Fresh
@@ -257,6 +311,28 @@ def test_a_group_that_was_condemned_before_its_use_is_found_and_afterwards_is_co
     found(condemned(each.batch - 1), "signed", "standby", each.group.id.hex()[:12], "own-luck")
     report = check_evidence(condemned(each.batch))
     assert (report.findings, report.counts["groups condemned after their use"]) == ([], 1)
+
+
+def test_a_verdict_on_disk_that_was_there_before_the_batch_is_found_and_what_a_cheat_brought_about_is_counted(
+    copy,
+):
+    each = some_trained(read_evidence(copy))
+    row = (each.group.id, each.group.sampler, JUDGE.public, each.batch - 1)
+    with closing(sqlite3.connect(folder_in(copy, "standby") / "journal.sqlite")) as file, file:
+        file.execute("DELETE FROM verdicts WHERE id = ?", row[:1])
+        file.execute(
+            "INSERT INTO verdicts (id, sampler, verifier, result, reason, at, after) VALUES (?, ?, ?, 'dishonest', 'own-luck', 1.0, ?)",
+            row,
+        )
+    evidence = read_evidence(copy)
+    cheat = evidence.name_of(each.group.sampler)
+    found(distrusting(evidence, cheat), "signed", "standby", each.group.id.hex()[:12], "condemned", cheat)
+    counts = check_evidence(distrusting(evidence, cheat)).counts
+    of_cheat = [
+        one for one in sum(Branches(evidence).trained.values(), ()) if one.group.sampler == each.group.sampler
+    ]
+    assert counts["groups of hostile peers trained"] == len(of_cheat)
+    assert counts["groups of hostile peers condemned"] == 1
 
 
 # One chain
