@@ -1,8 +1,9 @@
 """A hostile peer on the real network: `python -m tests.chaos.hostile KIND --state DIR --seed ADDR --run FOLDER --listen ADDR`.
 
-It joins the swarm like anybody and then does one thing as hard as it can until SIGTERM: floods, forges, replays, sends halves
-of messages and waits, or opens streams and connections by the thousand and keeps them. Each second it prints a line of JSON
-with what it has done. It gives way to other processes, since on a real network it would have a machine of its own.
+It joins the swarm and the run like anybody and then does one thing as hard as it can until SIGTERM: makes up groups, floods,
+forges, replays, sends halves of messages and waits, or opens streams and connections by the thousand and keeps them. Each second
+it prints a line of JSON with what it has done. It gives way to other processes, since on a real network it would have a machine
+of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.host.exceptions import HostException
 from multiaddr import Multiaddr
 
-from echo_node import program, state
+from echo_node import embedded, program, state
 from echo_node.errors import EchoError, PeerError
 from echo_node.net.base import ACCEPT, Message, Validation
 from echo_node.net.broken import BROKEN
@@ -34,15 +35,19 @@ from echo_node.net.gossip.wire import PROTOCOL_ID as GOSSIP
 from echo_node.net.gossip.wire import Published, write_frame, write_length
 from echo_node.net.host import id_of
 from echo_node.net.libp2p import Libp2pNetwork, SwarmSettings, join_swarm
+from echo_node.net.outbox.deliveries import deliver
 from echo_node.net.reaching import autonat, circuit
+from echo_node.run import Run
 from echo_node.runfile import read_manifest
-from protocol import Delivery, Manifest, Opened, encode, limits, topics
-from tests.chaos.lies import Heard, Liar
+from protocol import Delivery, encode, limits, topics
+from tests.chaos.lies import FEW, Heard, Liar
 
 GIVES_WAY: Final = 10
 OPEN_SECONDS: Final = 5.0
 PAUSE: Final = 0.5
 """Before something is tried again that the other side has ended."""
+JOIN_SECONDS: Final = 5.0
+"""After which it begins without being let in: nobody may lead just then."""
 WAIT_SECONDS: Final = 300.0
 FRAME: Final = 16
 """Messages in one frame of gossip."""
@@ -66,22 +71,45 @@ class Hostile:
     """One such peer."""
 
     def __init__(
-        self,
-        network: Libp2pNetwork,
-        manifest: Opened[Manifest],
-        liar: Liar,
-        heard: Heard,
-        luck: random.Random,
+        self, network: Libp2pNetwork, run: Run, liar: Liar, heard: Heard, luck: random.Random
     ) -> None:
         self._network = network
-        self._run = manifest.id
+        self._run = run.id
+        self._trainers = run.told.trainers
         self._liar = liar
         self._heard = heard
         self._luck = luck
         self._kept = 0
         self.did: Counter[str] = Counter()
 
+    async def join(self) -> None:
+        """Tell whoever leads that it samples for this run, as every sampler does; the next head's roster has it then."""
+        async with trio.open_nursery() as nursery:
+            nursery.cancel_scope.deadline = trio.current_time() + JOIN_SECONDS
+            for trainer in self._trainers:
+                nursery.start_soon(self._enter, trainer, nursery.cancel_scope)
+
+    async def _enter(self, trainer: bytes, scope: trio.CancelScope) -> None:
+        """Until one of them has taken it."""
+        topic, sealed = topics.topic(self._run, topics.JOINS), self._liar.join()
+        while not scope.cancel_called:
+            try:
+                await deliver(self._network, trainer, topic, sealed, deadline=JOIN_SECONDS, most=0)
+                self.did["joins taken"] += 1
+                scope.cancel()
+            except PeerError:
+                await trio.sleep(PAUSE)
+
     # What it does
+
+    async def make_up(self) -> None:
+        """Groups of its own under every head, as a member sends them, that nobody drew."""
+        while True:
+            if (made := self._liar.made_up()) is not None:
+                cargo, data = made
+                await self._network.publish(topics.topic(self._run, cargo), data)
+                self.did["groups made up"] += FEW
+            await trio.sleep(PAUSE)
 
     async def flood(self) -> None:
         """Garbage and groups of its own, by gossip and by hand."""
@@ -261,6 +289,8 @@ class Hostile:
             async for message in inbox:
                 self._heard.hear(cargo, message.data)
                 self.did["heard"] += 1
+                if cargo == topics.VERDICTS and (found := self._liar.condemned(message.data)):
+                    self.did["condemned"] += found
 
     async def seek(self) -> None:
         """Know everybody of the run."""
@@ -278,6 +308,7 @@ class Hostile:
 KINDS: Final[dict[str, Callable[[Hostile], Awaitable[None]]]] = {
     "flood": Hostile.flood,
     "forge": Hostile.forge,
+    "make_up": Hostile.make_up,
     "replay": Hostile.replay,
     "half_message": Hostile.half_message,
     "many_streams": Hostile.many_streams,
@@ -312,15 +343,17 @@ def _be(wish: argparse.Namespace) -> None:
 
 async def _work(wish: argparse.Namespace) -> None:
     identity = state.prepared(wish.state).identity()
-    manifest = read_manifest(wish.run)
+    run = Run.open(read_manifest(wish.run).sealed, embedded.folder(), jailed=False)
     luck, heard = random.Random(f"{wish.kind} {identity.peer_id} {wish.luck}"), Heard()
     tell("started", role="hostile", kind=wish.kind, peer_id=identity.peer_id)
     settings = SwarmSettings(listen=(wish.listen,), seeds=(wish.seed,), relay=False, wanted=32)
     async with program.until_told_to_stop(), join_swarm(identity, settings) as network:
-        hostile = Hostile(network, manifest, Liar(manifest, identity, heard, luck), heard, luck)
+        hostile = Hostile(network, run, Liar(run, identity, heard, luck), heard, luck)
         async with trio.open_nursery() as nursery:
             for task in (hostile.listen, hostile.seek, partial(hostile.tell, wish.kind)):
                 nursery.start_soon(task)
+            await hostile.join()
+            tell("began", **hostile.did)
             await KINDS[wish.kind](hostile)
     tell("stopped", finished=False, **dict(sorted(hostile.did.items())))
 

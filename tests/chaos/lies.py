@@ -1,4 +1,4 @@
-"""What a hostile peer says: garbage, groups that look like groups, and messages in the names of others. Seeded, and pure.
+"""What a hostile peer says: garbage, groups that nobody drew, and messages in the names of others. Seeded, and pure.
 
 Lies are made of what was heard, so that they differ from the truth in as little as possible. It knows no network.
 """
@@ -9,11 +9,13 @@ import dataclasses
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from echo_node.run import Run
 from protocol import (
     ZERO,
     Ballot,
@@ -23,7 +25,6 @@ from protocol import (
     Heartbeat,
     Identity,
     Join,
-    Manifest,
     Opened,
     ProtocolError,
     Receipt,
@@ -44,11 +45,12 @@ from protocol import (
 )
 from protocol.envelope import sign_body
 
-T = TypeVar("T")
 REMEMBERED: Final = 512
 """Messages of each cargo that are remembered, the newest ones and the first few."""
 FIRST: Final = 64
 TOGETHER: Final = 32
+FEW: Final = 4
+"""Groups at once of somebody who wants to be taken for honest."""
 KINDS: Final = ("group", "head", "verdict", "receipt", "heartbeat", "join")
 FAR_FUTURE_MS: Final = 10**15
 
@@ -80,15 +82,67 @@ class Heard:
 class Liar:
     """One hostile peer's imagination. Each lie is a cargo and the bytes for its topic."""
 
-    def __init__(
-        self, manifest: Opened[Manifest], identity: Identity, heard: Heard, luck: random.Random
-    ) -> None:
-        self._run = manifest.id
-        self._told = manifest.message
+    def __init__(self, run: Run, identity: Identity, heard: Heard, luck: random.Random) -> None:
+        self._asks = run
+        self._run = run.id
+        self._told = run.told
         self._identity = identity
         self._heard = heard
         self._luck = luck
+        self._engine = self._told.engines[0].engine
         self._slot = 0
+        self._under, self._filled = b"", 0
+        """The head under which it last made groups up, and how many."""
+        self._made: set[bytes] = set()
+
+    # As a member
+
+    def join(self) -> bytes:
+        """Its entry into the run, by its own key: the only thing that it says truly."""
+        return seal(Join("hostile", self._engine, ZERO, ""), self._identity, self._run)
+
+    def made_up(self) -> tuple[str, bytes] | None:
+        """Its next slots under the newest head, right in everything but that nobody drew what they say."""
+        if (head := self._head()) is None:
+            return None
+        if head.id != self._under:
+            self._under, self._filled = head.id, 0
+        sealed = []
+        for _ in range(FEW):
+            key = self._asks.slot_key(head.id, self._identity.public, self._filled)
+            group = self._undrawn(head.id, self._asks.prompt(key)[1], self._filled)
+            sealed.append(seal(group, self._identity, self._run))
+            self._filled += 1
+        self._made |= {Envelope.parse(each).id for each in sealed}
+        return topics.GROUPS, write_batch(sealed)
+
+    def condemned(self, verdicts: bytes) -> int:
+        """How many of what it made up a verifier has found out, by this gossip."""
+        try:
+            told = [each.open(Verdict, self._run).message for each in read_batch(verdicts)]
+        except ProtocolError:
+            return 0  # there are others who lie
+        return sum(each.result == "dishonest" and each.group in self._made for each in told)
+
+    def _undrawn(self, under: bytes, prompt: NDArray[np.int64], slot: int) -> TrajectoryGroup:
+        """Some tokens, and rewards that differ: verifiers pass over what teaches nothing."""
+        model = self._told.model
+        ids = self._luck.choices(
+            [each for each in range(model.vocab_size) if each not in model.end_tokens], k=4
+        )
+        row = np.array([*ids, model.end_tokens[0]], dtype=np.int64)
+        drawn = [
+            Completion(row, np.full(len(row), -0.5), "end", float(number % 2), (Stretch(0, len(row), 0),))
+            for number in range(self._told.sampling.group_size)
+        ]
+        return TrajectoryGroup.of(
+            prompt=prompt,
+            completions=drawn,
+            engine=self._engine,
+            heads=(under,),
+            slot=slot,
+            vocabulary=model.vocab_size,
+        )
 
     # Floods
 
@@ -104,21 +158,9 @@ class Liar:
         return cargo, write_batch([sealed]) if cargo in {topics.GROUPS, topics.VERDICTS} else sealed
 
     def own_groups(self) -> tuple[str, bytes]:
-        """Groups under the newest head, properly signed, by somebody who never drew them."""
+        """Groups under the newest head, properly signed, that answer no prompt of anybody's."""
         head = self._head()
-        under = head.id if head else self._luck.randbytes(32)
-        sampling, model = self._told.sampling, self._told.model
-        end = model.end_tokens[0]
-        row = np.array([*(self._luck.randrange(model.vocab_size) for _ in range(4)), end], dtype=np.int64)
-        drawn = Completion(row, np.full(len(row), -0.5), "end", 1.0, (Stretch(0, len(row), 0),))
-        group = TrajectoryGroup.of(
-            prompt=row[:-1],
-            completions=[drawn] * sampling.group_size,
-            engine=self._luck.choice(self._told.engines).engine,
-            heads=(under,),
-            slot=0,
-            vocabulary=model.vocab_size,
-        )
+        group = self._undrawn(head.id if head else self._luck.randbytes(32), np.arange(4), 0)
         sealed = []
         for _ in range(TOGETHER):
             self._slot += 1
@@ -256,8 +298,3 @@ def _opened(data: bytes, run: bytes) -> Opened[WeightsHead] | None:
         return Envelope.parse(data).open(WeightsHead, run)
     except ProtocolError:
         return None
-
-
-def lies(make: Callable[[], tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    while True:
-        yield make()
