@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.faults import has_hostile
 from tests.chaos.harness import Wanted, run
 from tests.chaos.nemesis import KINDS, faults, plan
 from tests.chaos.swarm import SMALL, WHOLE
@@ -23,13 +22,12 @@ from tests.chaos.world import NoWorldError, own_mounts
 def main() -> int:
     told = _read()
     parts = SMALL if told.small else WHOLE
-    kinds = [kind for kind in told.faults if has_hostile() or not kind.startswith("hostile_")]
-    coming = plan(told.seed, parts, told.seconds, kinds)
+    coming = plan(told.seed, parts, told.seconds, told.faults)
     if told.plan:
         _say("\n".join(map(str, coming)))
         return 0
     if told.soak:
-        coming = faults(told.seed, parts, kinds)
+        coming = faults(told.seed, parts, told.faults)
     else:
         _say(f"seed {told.seed}, {len(parts)} nodes, {len(coming)} faults in {told.seconds:g} s")
     place = told.place or Path(tempfile.mkdtemp(prefix="echo-chaos-")) / "run"

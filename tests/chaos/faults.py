@@ -1,24 +1,24 @@
 """How each fault is done to a running swarm, and undone: a context for each kind, entered when it comes and left when it heals.
 
-It knows nothing of when and why.
+However it is left, the fault is undone. It knows nothing of when and why.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from importlib.util import find_spec
 from typing import Final
 
 import psutil
 import trio
 
-from echo_node.state import prepared
 from tests.chaos.disks import damage
 from tests.chaos.nemesis import HOSTILE_NODE, Fault
 from tests.chaos.swarm import PORT, Heard, Member, Swarm, environment
@@ -27,6 +27,9 @@ from tests.swarm.processes import ROOT
 
 HOSTILE_PROGRAM: Final = "tests.chaos.hostile"
 HOSTILE_STOP_SECONDS: Final = 10.0
+LEADER_SECONDS: Final = 60.0
+"""In which somebody should lead, whatever else goes wrong."""
+FOUND_OUT_SECONDS: Final = 60.0
 
 
 class Faults:
@@ -36,6 +39,7 @@ class Faults:
         self._swarm = swarm
         self._line = swarm.line
         self.done: Counter[str] = Counter()
+        self._one_hostile = trio.Lock()
 
     @asynccontextmanager
     async def do(self, fault: Fault) -> AsyncIterator[None]:
@@ -57,18 +61,43 @@ class Faults:
     @asynccontextmanager
     async def _kill(self, fault: Fault) -> AsyncIterator[None]:
         member = self._member(fault)
-        await _kill(member, whole=fault.details["whole"])
-        yield
-        member.want(running=True)
+        try:
+            await _kill(member, whole=fault.details["whole"])
+            yield
+        finally:
+            member.want(running=True)
+
+    @asynccontextmanager
+    async def _failover(self, fault: Fault) -> AsyncIterator[None]:
+        """Whoever leads is killed, and started again no sooner than another one leads."""
+        member = await self._leader() or self._member(fault)
+        self._line.note("falls", member.name)
+        try:
+            await _kill(member, whole=fault.details["whole"])
+            yield
+            heir = await self._leader(but=member)
+            self._line.note("leads", heir.name if heir else None)
+        finally:
+            member.want(running=True)
+
+    async def _leader(self, but: Member | None = None) -> Member | None:
+        """Who leads, waited for: other faults may keep anybody from it for a while."""
+        with trio.move_on_after(LEADER_SECONDS):
+            while (found := self._swarm.leader(but=but)) is None:  # noqa: ASYNC110 - it is told once a second
+                await trio.sleep(0.5)
+            return found
+        return None
 
     @asynccontextmanager
     async def _stop(self, fault: Fault) -> AsyncIterator[None]:
         stopped = self._member(fault).tree()
         for process in stopped:
             _signal(process, signal.SIGSTOP)
-        yield
-        for process in reversed(stopped):
-            _signal(process, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            for process in reversed(stopped):
+                _signal(process, signal.SIGCONT)
 
     # The network
 
@@ -76,9 +105,11 @@ class Faults:
     async def _raining(self, *rules: Rule) -> AsyncIterator[None]:
         weather = self._swarm.world.weather
         numbers = [weather.add(rule) for rule in rules]
-        yield
-        for number in numbers:
-            weather.remove(number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                weather.remove(number)
 
     def _numbers(self, names) -> tuple[int, ...]:
         return tuple(self._swarm.world.numbers[name] for name in names)
@@ -144,22 +175,28 @@ class Faults:
         with member.excused():
             taken = member.disk.fill()
             self._line.note("filled", member.name, bytes=taken)
-            yield
-            member.disk.free()
+            try:
+                yield
+            finally:
+                member.disk.free()
 
     @asynccontextmanager
     async def _slow_disk(self, fault: Fault) -> AsyncIterator[None]:
         clock = self._member(fault).clock
         clock.slow(sync=fault.details["sync"], write=fault.details["write"])
-        yield
-        clock.slow()
+        try:
+            yield
+        finally:
+            clock.slow()
 
     @asynccontextmanager
     async def _clock(self, fault: Fault) -> AsyncIterator[None]:
         clock = self._member(fault).clock
         clock.jump(fault.details["jump"])
-        yield
-        clock.jump(0)
+        try:
+            yield
+        finally:
+            clock.jump(0)
 
     @asynccontextmanager
     async def _corrupt(self, fault: Fault) -> AsyncIterator[None]:
@@ -180,11 +217,35 @@ class Faults:
 
     @asynccontextmanager
     async def _hostile(self, fault: Fault) -> AsyncIterator[None]:
+        """One at a time, since it has one address; for so long from when it begins, which may be a while after its start."""
+        async with self._one_hostile:
+            heard = await self._start_hostile(fault.kind.removeprefix("hostile_"))
+            process = heard.process
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(heard.read)
+                    self._line.note("began", HOSTILE_NODE, **await heard.said("began"))
+                    yield
+                    if fault.kind == "hostile_make_up":
+                        await _until_found_out(heard)
+                    with suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGTERM)
+                    with trio.move_on_after(HOSTILE_STOP_SECONDS):
+                        await process.wait()
+                    if process.poll() is None:
+                        process.kill()
+            finally:
+                await heard.reap()
+        self._line.note("exit", HOSTILE_NODE, code=process.returncode, said=heard.events[-1:])
+
+    async def _start_hostile(self, kind: str) -> Heard:
+        """With a new key each time: whoever has seen the last one do its worst hears that one no more."""
         swarm, machine = self._swarm, self._swarm.world.machines[HOSTILE_NODE]
         folder = swarm.place / "nodes" / HOSTILE_NODE
+        (folder / "tmp").mkdir(parents=True, exist_ok=True)
         command = [
-            *(sys.executable, "-m", HOSTILE_PROGRAM, fault.kind.removeprefix("hostile_")),
-            *("--state", str(folder / "state"), "--run", str(swarm.run)),
+            *(sys.executable, "-m", HOSTILE_PROGRAM, kind, "--run", str(swarm.run)),
+            *("--state", tempfile.mkdtemp(prefix="state-", dir=folder)),
             *("--listen", f"/ip4/{machine.address}/tcp/{PORT}"),
             *("--seed", swarm.of_role("bootstrap")[0].address),
         ]
@@ -198,32 +259,13 @@ class Faults:
                 start_new_session=True,  # Ctrl-C is for the harness alone
                 env=environment(folder / "tmp"),
             )
-        heard = Heard(HOSTILE_NODE, process, folder / "stderr", folder / "events.jsonl", self._line)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(heard.read)
-                yield
-                with suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGTERM)
-                with trio.move_on_after(HOSTILE_STOP_SECONDS):
-                    await process.wait()
-                if process.poll() is None:
-                    process.kill()
-        finally:
-            await heard.reap()
-        self._line.note("exit", HOSTILE_NODE, code=process.returncode, said=heard.events[-1:])
+        return Heard(HOSTILE_NODE, process, folder / "stderr", folder / "events.jsonl", self._line)
 
 
-def has_hostile() -> bool:
-    """Whether there is a program that plays the hostile peer."""
-    return find_spec(HOSTILE_PROGRAM) is not None
-
-
-def prepare_hostile(swarm: Swarm) -> str:
-    """The folder of the hostile peer, and its id."""
-    folder = swarm.place / "nodes" / HOSTILE_NODE
-    (folder / "tmp").mkdir(parents=True)
-    return prepared(folder / "state").identity().peer_id
+async def _until_found_out(cheat: Heard) -> None:
+    """Until a verifier has condemned something that it made up; not for ever, since other faults may keep all of them from it."""
+    with trio.move_on_after(FOUND_OUT_SECONDS):
+        await cheat.until(lambda told: "condemned" in told.last("did"), within=math.inf)
 
 
 async def _kill(member: Member, *, whole: bool) -> None:

@@ -14,15 +14,14 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
 from tests.chaos.clock import build_shim
-from tests.chaos.faults import Faults, prepare_hostile
+from tests.chaos.faults import Faults
+from tests.chaos.invariants import check
 from tests.chaos.nemesis import HOSTILE_NODE, Fault, Nemesis
 from tests.chaos.progress import Quiet, until_it_works
 from tests.chaos.soak import Soak
@@ -34,7 +33,6 @@ BOUND_SECONDS: Final = 150.0
 """In which every node that lives must get on after the last fault. Two cores carry a whole swarm here: most of it is starting."""
 UP_SECONDS: Final = 300.0
 SOAK_LOOK_SECONDS: Final = 60.0
-CHECKER: Final = "tests.chaos.invariants"
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def run(wanted: Wanted, say: Say) -> dict[str, Any]:
         with world(names, wanted.seed) as made:
             swarm = Swarm(wanted.place, made, wanted.parts, build_shim(wanted.place), line)
             try:
-                _describe(wanted, swarm, prepare_hostile(swarm))
+                _describe(wanted, swarm)
                 told = trio.run(_live, wanted, swarm, say)
             finally:
                 left = end_all(lambda owner: owner == os.getpid())
@@ -71,7 +69,7 @@ def run(wanted: Wanted, say: Say) -> dict[str, Any]:
         line.close()
 
 
-def _describe(wanted: Wanted, swarm: Swarm, hostile: str) -> None:
+def _describe(wanted: Wanted, swarm: Swarm) -> None:
     nodes: dict[str, dict[str, Any]] = {
         member.name: {
             "role": member.part.role,
@@ -81,7 +79,6 @@ def _describe(wanted: Wanted, swarm: Swarm, hostile: str) -> None:
         }
         for member in swarm.members.values()
     }
-    nodes[HOSTILE_NODE] = {"role": "sampler", "peer_id": hostile, "engine": None, "honest": False}
     told = {
         "seed": wanted.seed,
         "nodes": nodes,
@@ -158,10 +155,6 @@ async def _measure(soak: Soak, say: Say) -> None:
 
 def _checked(place: Path, told: dict[str, Any], findings: list[dict[str, Any]]) -> dict[str, Any]:
     """With what the checker finds in the nodes' ledgers, stores and logs."""
-    if find_spec(CHECKER) is None:
-        return told | {"counts": {}, "findings": findings, "checked": False}
-    report = import_module(CHECKER).check(place)
-    findings += [
-        {"invariant": each.invariant, "node": each.node, "text": each.text} for each in report.findings
-    ]
-    return told | {"counts": dict(report.counts), "findings": findings, "checked": True}
+    report = check(place)
+    findings += [asdict(each) for each in report.findings]
+    return told | {"counts": report.counts, "findings": findings}

@@ -7,6 +7,7 @@ It knows how faults fall upon nodes in time, and nothing of how they are done.
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,17 +16,21 @@ from typing import Any, Final
 import trio
 
 from tests.chaos.disks import HURTS
-from tests.chaos.swarm import Part
+from tests.chaos.swarm import LEASE_SECONDS, Part
 
 WEATHER: Final = ("halves", "one_way", "flapping", "latency", "loss", "reorder")
 ON_ONE: Final = ("kill", "stop", "full_disk", "slow_disk", "clock", "corrupt")
-HOSTILE: Final = ("flood", "forge", "replay", "half_message", "many_streams")
-KINDS: Final = (*ON_ONE, *WEATHER, *(f"hostile_{each}" for each in HOSTILE))
+HOSTILE: Final = ("flood", "forge", "make_up", "replay", "half_message", "many_streams")
+FAILOVER: Final = "failover"
+"""Whoever leads is gone for longer than its lease."""
+KINDS: Final = (FAILOVER, *ON_ONE, *WEATHER, *(f"hostile_{each}" for each in HOSTILE))
 HOSTILE_NODE: Final = "hostile"
 ROLES: Final = ("trainer", "trainer", "verifier", "sampler", "bootstrap")
 """Whom a fault of one node hits: most depends on the trainers."""
 OVERLAP: Final = 0.5
-"""How often a fault comes while the one before still lasts."""
+"""How often a fault comes while the one before still lasts; while nobody leads, always."""
+FIRST_FAILOVER: Final = (4.0, 20.0)
+"""Between these seconds every plan has its first failover, so that the shortest run has one."""
 FILES: Final = {
     "bootstrap": ("peers.sqlite", "key"),
     "sampler": ("runs/*/outbox.sqlite", "runs/*/weights/blobs/*", "runs/*/weights/current"),
@@ -57,33 +62,49 @@ def plan(seed: int, parts: Sequence[Part], seconds: float, kinds: Sequence[str] 
 
 
 def faults(seed: int, parts: Sequence[Part], kinds: Sequence[str] = KINDS) -> Iterator[Fault]:
-    """Faults without end. Every kind comes before any comes again; no node has two of its own at once."""
+    """Faults without end, in the order of their times. Every kind comes before any comes again, a failover first of all within
+    seconds; no node has two of its own at once.
+    """
     luck = random.Random(f"chaos {seed}")
-    busy: dict[str, float] = {}
-    now, deck = 0.0, list[str]()
+    deck, busy = luck.sample(kinds, len(kinds)), dict[str, float]()
+    now, failover = 0.0, math.inf
+    if FAILOVER in deck:
+        deck.remove(FAILOVER)
+        failover = _seconds(*FIRST_FAILOVER, luck)
+        busy = dict.fromkeys(_trainers(parts), failover)
     while True:
         deck = deck or luck.sample(kinds, len(kinds))
-        fault = _draw(deck.pop(), now, parts, busy, luck)
+        fault = _draw(deck[-1], now, parts, busy, luck)
+        if fault.at < failover:
+            deck.pop()
+        else:
+            fault, failover = _draw(FAILOVER, failover, parts, busy, luck), math.inf
         busy |= dict.fromkeys(
             fault.targets if fault.kind not in WEATHER else (), fault.at + fault.seconds + 8
         )
         yield fault
-        over = luck.uniform(1, 4) if luck.random() < OVERLAP else fault.seconds + luck.uniform(1, 4)
-        now = round(now + over, 1)
+        lasts = fault.kind != FAILOVER and luck.random() >= OVERLAP
+        over = luck.uniform(1, 4) + (fault.seconds if lasts else 0.0)
+        now = round(min(fault.at + over, failover), 1)
 
 
 def _draw(kind: str, now: float, parts: Sequence[Part], busy: dict[str, float], luck: random.Random) -> Fault:
     if kind.startswith("hostile_"):
         at = max(now, busy.get(HOSTILE_NODE, 0.0))
         return Fault(at, kind, (HOSTILE_NODE,), _seconds(8, 15, luck))
+    if kind == FAILOVER:  # any of them may be the one that leads
+        at = max(now, *(busy.get(name, 0.0) for name in _trainers(parts)))
+        whole = luck.random() < 0.5
+        seconds = _seconds(LEASE_SECONDS + 4, LEASE_SECONDS + 12, luck)
+        return Fault(at, kind, _trainers(parts), seconds, {"whole": whole})
     names = [part.name for part in parts]
     if kind in WEATHER:
         return _weather(kind, now, names, luck)
     free = [part for part in parts if busy.get(part.name, 0.0) <= now]
     if kind in {"full_disk", "slow_disk", "corrupt"}:
         free = [part for part in free if part.role != "bootstrap"] or free
-    at = now if free else min(busy.values())
-    free = free or [part for part in parts if busy.get(part.name, 0.0) <= at]
+    at = now if free else min(busy[part.name] for part in parts)
+    free = free or [part for part in parts if busy[part.name] <= at]
     role = luck.choice([each for each in ROLES if any(part.role == each for part in free)])
     part = luck.choice([part for part in free if part.role == role])
     return Fault(at, kind, (part.name,), *_upon(kind, part, luck))
@@ -125,6 +146,10 @@ def _weather(kind: str, now: float, names: list[str], luck: random.Random) -> Fa
             now, kind, tuple(names), _seconds(6, 12, luck), {"share": luck.choice((0.01, 0.05, 0.15))}
         )
     return Fault(now, kind, tuple(names), _seconds(8, 15, luck), {"share": luck.choice((0.05, 0.25))})
+
+
+def _trainers(parts: Sequence[Part]) -> tuple[str, ...]:
+    return tuple(part.name for part in parts if part.role == "trainer")
 
 
 def _seconds(least: float, most: float, luck: random.Random) -> float:

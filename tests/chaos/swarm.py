@@ -42,11 +42,12 @@ KEPT_EVENTS: Final = 400
 TRACEBACK: Final = "Traceback (most recent call last)"
 ONE_THREAD: Final = ("--threads", "1")
 STALENESS: Final = 4
+LEASE_SECONDS: Final = 12.0
 RUN: Final[dict[str, Any]] = {
     "algorithm": {"batch_groups": 16},
     "sampling": {"group_size": 4},
     "sync": {"mode": "async", "staleness": STALENESS},
-    "terms": {"heartbeat_ms": 1_000, "lease_ms": 12_000},
+    "terms": {"heartbeat_ms": 1_000, "lease_ms": int(1_000 * LEASE_SECONDS)},
 }
 
 
@@ -203,6 +204,15 @@ class Swarm:
 
     def of_role(self, *roles: str) -> list[Member]:
         return [each for each in self.members.values() if each.part.role in roles]
+
+    def leader(self, *, but: Member | None = None) -> Member | None:
+        """Who says that it leads; of several, who is at the newest version."""
+        leading = [
+            each
+            for each in self.of_role("trainer")
+            if each is not but and each.last("progress").get("leading")
+        ]
+        return max(leading, key=lambda each: each.last("progress").get("version") or 0, default=None)
 
     @property
     def head_version(self) -> int:
