@@ -199,12 +199,13 @@ def _own_addresses(state: Path) -> tuple[str, ...]:
     """Where the node that runs on this state can be reached, as it says itself."""
     from echo_node.control.asking import ask
     from echo_node.errors import EchoError
+    from protocol import limits
 
     try:
         told = ask(state, "status", steps=0, lines=0)
     except EchoError:
         return ()
-    return tuple(told["snapshot"]["addresses"])
+    return tuple(told["addresses"][: limits.ADDRESSES])
 
 
 def _own(run: Path, state: Path | None) -> tuple[Opened[Manifest], Path]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import trio
 from typer.testing import CliRunner
 
 from echo_node import embedded
+from echo_node.board import Board
 from echo_node.cli import app
+from echo_node.control.serving import serve_control
 from echo_node.errors import ConfigError, StoreError
 from echo_node.run import read_model
 from echo_node.runfile import open_run, read_manifest
@@ -16,7 +19,7 @@ from echo_node.state import prepared
 from echo_node.weights.publish import WHOLE, Cadence, Publisher
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
-from protocol import Identity, Link, Roster
+from protocol import Identity, Link, Roster, limits
 
 SEED = f"/ip4/192.0.2.7/tcp/4001/p2p/{Identity(b's' * 32).peer_id}"
 
@@ -202,6 +205,19 @@ def test_what_is_no_manifest_is_said_to_be_none(tmp_path, data):
     assert isinstance(invoke("run", "show", tmp_path / "nowhere").exception, ConfigError)
 
 
+def published(folder, state, versions, cadence=WHOLE):
+    """The run, and so many heads of it, as its trainer has made them."""
+    run = open_run(folder)
+    weights = read_model(embedded.folder())
+    with WeightsStore.open(prepared(state).run(run.id) / "weights", run.rules, layout_of(weights)) as store:
+        publisher = Publisher(store, prepared(state).identity(), luck=lambda: bytes(32), cadence=cadence)
+        heads = [
+            publisher.publish(weights, step=n, roster=Roster(()), groups=()).head for n in range(versions)
+        ]
+    run.close()
+    return run, heads
+
+
 @pytest.mark.parametrize(("cadence", "named"), [(WHOLE, 1), (Cadence(), 0)])
 def test_a_link_names_the_newest_head_whose_weights_can_be_had_whole(tmp_path, state, write, cadence, named):
     """A newcomer accepts nothing older, and so could not get to one that only has a delta from the head before it."""
@@ -209,13 +225,22 @@ def test_a_link_names_the_newest_head_whose_weights_can_be_had_whole(tmp_path, s
     early = invoke("run", "link", tmp_path / "digits", "--state", state).exception
     assert isinstance(early, ConfigError)
     assert "knows none" in str(early)
-    run = open_run(tmp_path / "digits")
-    weights = read_model(embedded.folder())
-    with WeightsStore.open(prepared(state).run(run.id) / "weights", run.rules, layout_of(weights)) as store:
-        publisher = Publisher(store, prepared(state).identity(), luck=lambda: bytes(32), cadence=cadence)
-        heads = [publisher.publish(weights, step=n, roster=Roster(()), groups=()).head for n in range(2)]
-    run.close()
+    run, heads = published(tmp_path / "digits", state, 2, cadence)
     done = invoke("run", "link", tmp_path / "digits", "--state", state, "--seed", SEED)
     assert done.exit_code == 0, done.output
     link = Link.parse(done.stdout)
     assert (link.run, link.head, link.version, link.addresses) == (run.id, heads[named].id, named, (SEED,))
+
+
+async def test_a_link_that_is_made_while_the_node_runs_leads_to_that_node(tmp_path, state, write, nursery):
+    assert invoke("run", "new", write(), "--state", state).exit_code == 0
+    published(tmp_path / "digits", state, 1)
+    board, mine = Board(), [SEED.replace("4001", str(4001 + n)) for n in range(20)]
+    board.hear("listening", "", {"addresses": mine})
+    await nursery.start(serve_control, state, board, object())
+    done = await trio.to_thread.run_sync(
+        invoke, "run", "link", tmp_path / "digits", "--state", state, abandon_on_cancel=True
+    )
+    nursery.cancel_scope.cancel()
+    assert done.exit_code == 0, done.output
+    assert Link.parse(done.stdout).addresses == tuple(mine[: limits.ADDRESSES])
