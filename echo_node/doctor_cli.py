@@ -63,17 +63,18 @@ def doctor(
 
 def _known_seeds(folder: Path) -> list[str]:
     """Those of the runs that this node holds something of; else the public ones. What cannot be read is left out."""
+    from contextlib import suppress
+
     from bootstrap import public_seeds
     from echo_node.errors import ConfigError
     from echo_node.net.meeting.seeds import skim_seeds
     from echo_node.runfile import read_manifest
 
     found: list[str] = []
-    for file in sorted(folder.glob("runs/*/weights/manifest")):
-        try:
-            found += read_manifest(file).message.seeds
-        except ConfigError:
-            continue
+    with suppress(OSError):  # the points about the state say why
+        for file in sorted(folder.glob("runs/*/weights/manifest")):
+            with suppress(ConfigError):
+                found += read_manifest(file).message.seeds
     return [seed.text for seed in skim_seeds(found or public_seeds())]
 
 
@@ -86,7 +87,7 @@ def _print(points: list[Point]) -> None:
     from echo_node.errors import one_line
 
     console = Console(no_color=no_color(), highlight=False)
-    signs = {True: "✓", None: "–", False: "✗"}
+    signs = dict(zip((True, None, False), "+-x" if console.options.ascii_only else "✓–✗", strict=True))
     table = Table("", "", "what", "", show_header=False)
     for point in points:
         table.add_row(signs[point.fine], point.room, Text(one_line(point.what)), Text(one_line(point.says)))
@@ -100,4 +101,6 @@ def _print(points: list[Point]) -> None:
             )
     wrong = sum(point.fine is False for point in points)
     told = "1 thing is wrong" if wrong == 1 else f"{wrong} things are wrong"
-    console.print(f"{told}." if wrong else "Nothing is wrong. – marks what this machine has not.")
+    console.print(
+        f"{told}." if wrong else f"Nothing is wrong. {signs[None]} marks what this machine has not."
+    )

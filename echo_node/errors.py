@@ -15,11 +15,12 @@ This module knows nothing of who raises and who shows.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 LONGEST = 600  # characters of one error: a peer may choose the text that ends up in it
 _PANIC = "PanicException"
@@ -83,6 +84,13 @@ def boundary(failed: type[EchoError], doing: str, *, advice: str = "") -> Iterat
         if type(cause).__name__ != _PANIC:
             raise
         raise failed(f"{doing}: a library gave up: {cause}", advice=advice) from None
+
+
+def looking_at(
+    named: Path | str, *, advice: str = "is its name right, and may you read it?"
+) -> AbstractContextManager[None]:
+    """A look at a path that a person wrote: it may be too long for a name, or not theirs to see."""
+    return boundary(ConfigError, f"looking at {named}", advice=advice)
 
 
 def one_line(text: str) -> str:

@@ -205,6 +205,7 @@ def join(
     """
     from echo_node.allowance import Allowance, amount
     from echo_node.config import state_home
+    from echo_node.engine.kinds import check_torch
     from echo_node.errors import ConfigError
     from echo_node.events import Events
     from echo_node.joining import ROLES, Wishes
@@ -217,6 +218,8 @@ def join(
         raise ConfigError(f"a {chosen} computes in one process", advice="--nproc is for trainers")
     if device not in DEVICES:
         raise ConfigError(f"there is no device {device!r}", advice=f"take one of {', '.join(DEVICES)}")
+    if chosen == "trainer":
+        check_torch("a trainer")
     wishes = Wishes(
         role=chosen,
         state=(state or state_home()).absolute(),
@@ -252,7 +255,7 @@ def join(
 
 def _public_seeds(run: str | None) -> tuple[str, ...]:
     """Where to knock when the person names nobody: a run's folder or link has its own."""
-    if run is not None and not _is_id(run):
+    if run is not None and not _is_id(run.strip()):
         return ()
     from bootstrap import public_seeds
 
@@ -294,7 +297,11 @@ def agree(manifest: Opened[Manifest]) -> bool:
     )
     if not sys.stdin.isatty():
         raise ConfigError("nobody is there to agree to this run", advice="add --yes")
-    return typer.confirm("Work for it?", default=True, err=True)
+    try:
+        return typer.confirm("Work for it?", default=True, err=True)
+    except typer.Abort:  # Ctrl-D: nobody said yes
+        typer.echo(err=True)
+        return False
 
 
 def choose(runs: Sequence[Opened[Manifest]]) -> Opened[Manifest]:
@@ -307,7 +314,11 @@ def choose(runs: Sequence[Opened[Manifest]]) -> Opened[Manifest]:
         typer.echo(f"{number:>3}  {one_line(run.message.name)}  {run.id.hex()}", err=True)
     if not sys.stdin.isatty():
         raise ConfigError("several runs are open, and nobody chooses", advice="give the id of one of them")
-    wanted: int = typer.prompt("Which one?", type=click.IntRange(1, len(runs)), default=1, err=True)
+    try:
+        wanted: int = typer.prompt("Which one?", type=click.IntRange(1, len(runs)), default=1, err=True)
+    except typer.Abort:  # Ctrl-D
+        typer.echo(err=True)
+        raise ConfigError("no run was chosen", advice="nothing was fetched and nothing was run") from None
     return runs[wanted - 1]
 
 

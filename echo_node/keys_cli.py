@@ -60,15 +60,18 @@ def backup(
     """
     from echo_node.backup import check_passphrase, write_backup
     from echo_node.config import state_home
-    from echo_node.errors import ConfigError, StoreError, boundary
+    from echo_node.errors import ConfigError, StoreError, boundary, looking_at
     from echo_node.state import prepared
 
     place = prepared(state or state_home())
     identity = place.identity()
-    if out is not None and out.exists():
-        raise ConfigError(
-            f"{out} is there already", advice="give --out a new name: backups are not overwritten"
-        )
+    if out is not None:
+        with looking_at(out, advice="give --out a new name, in a folder of yours"):
+            is_there = out.exists()
+        if is_there:
+            raise ConfigError(
+                f"{out} is there already", advice="give --out a new name: backups are not overwritten"
+            )
     passphrase = _passphrase(passphrase_file, twice=True)
     check_passphrase(passphrase)
     text = write_backup(identity, passphrase)

@@ -1,14 +1,18 @@
 """How a program of ours ends: with one clear line and an exit code that means something.
 
-0 done, 1 something failed, 2 what the person wrote cannot be used, 130 stopped by Ctrl-C.
+0 done, 1 something failed, 2 what the person wrote cannot be used, 130 stopped by Ctrl-C. What nobody has foreseen is a bug of
+ours, and its traceback goes into a file that can be sent to us.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
 import sys
+import tempfile
+import traceback
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +23,7 @@ import typer
 
 from echo_node import log
 from echo_node.ctrl_c import INTERRUPTED
-from echo_node.errors import ConfigError, EchoError
+from echo_node.errors import ConfigError, DefectError, EchoError, boundary
 
 _NAME: Final = "echo-node"
 
@@ -27,8 +31,10 @@ _NAME: Final = "echo-node"
 def run(app: Callable[[], object], name: str) -> None:
     """Run a command line and end as said above."""
     log.set_up()
+    _speak_whatever_alphabet()
     try:
-        app()
+        with boundary(DefectError, "running this command"):
+            app()
     except EchoError as error:
         _stop_with(name, error)
     except BaseExceptionGroup as group:
@@ -74,6 +80,13 @@ def name_as_called() -> str:
     return str(way.relative_to(Path.cwd()) if way.is_relative_to(Path.cwd()) else way)
 
 
+def _speak_whatever_alphabet() -> None:
+    """Not every terminal knows every character: a question mark in a line is better than no line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def _by_ctrl_c(error: BaseException | None) -> bool:
     """Whether an exit was made of a Ctrl-C, and of nothing that was said already."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
@@ -93,5 +106,21 @@ def _first(group: BaseExceptionGroup[EchoError]) -> EchoError:
 
 
 def _stop_with(name: str, error: EchoError) -> NoReturn:
+    if isinstance(error, DefectError):
+        error = DefectError(
+            error.what, advice=error.advice or f"a bug: please report it{_written_down(error)}"
+        )
     typer.echo(f"{name}: {error}", err=True)
     sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def _written_down(error: BaseException) -> str:
+    """Where it happened, in a file: it may not happen a second time."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", errors="replace", prefix="echo-node-", suffix=".txt", delete=False
+        ) as file:
+            traceback.print_exception(error, file=file)
+    except OSError:
+        return ""
+    return f" with {file.name}, which says where it happened"

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from echo_node import embedded
 from echo_node.config import load_config, write_resolved
 from echo_node.contract import load
-from echo_node.errors import ConfigError, StoreError, boundary
+from echo_node.errors import ConfigError, StoreError, boundary, looking_at
 from echo_node.models.finding import find_model
 from echo_node.run import ENGINES, Run, draft
 from protocol import (
@@ -175,9 +175,12 @@ def read_manifest(named: Path) -> Opened[Manifest]:
             "this command reads a run on this machine, and no link",
             advice="echo-node join takes links; a run that was joined is in the state's folder",
         )
-    file = named / MANIFEST if named.is_dir() else named
-    if not file.is_file():
-        raise ConfigError(f"there is no run in {named}", advice="give a run's folder or its manifest's file")
+    with looking_at(named, advice="give a run's folder or its manifest's file"):
+        file = named / MANIFEST if named.is_dir() else named
+        if not file.is_file():
+            raise ConfigError(
+                f"there is no run in {named}", advice="give a run's folder or its manifest's file"
+            )
     with boundary(ConfigError, f"reading {file}"):
         if file.stat().st_size > limits.MANIFEST_BYTES + limits.ENVELOPE_BYTES:
             raise ConfigError(f"{file} is too large for a manifest", advice="it is made by echo-node run new")

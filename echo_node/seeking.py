@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from echo_node.errors import ConfigError, PeerError
+from echo_node.errors import ConfigError, PeerError, looking_at
 from echo_node.introducing import find_manifest, open_runs
 from echo_node.net.base import Network
 from echo_node.runfile import MANIFEST, new_run, read_run_file, write_run
@@ -27,6 +27,9 @@ from protocol import Identity, Link, Manifest, Opened, ProtocolError
 from protocol.link import SCHEME
 
 _ID: Final = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
+_FORMS: Final = (
+    "give a run's folder, its manifest's or TOML file, its id of 64 digits, or its link from echo: on"
+)
 Choose = Callable[[Sequence[Opened[Manifest]]], Opened[Manifest]]
 """One of some runs, by a person."""
 
@@ -47,27 +50,36 @@ def meant(text: str | None, author: Identity) -> Path | Sought:
     """What a person means by a word, or by none. `author` seals the run of a run file."""
     if text is None:
         return Sought()
-    if not text.strip():
+    text = text.strip()
+    if not text:
         raise ConfigError("the run's name is empty", advice="give a link, an id, a folder or a file")
-    if text.startswith(SCHEME):
-        try:
-            link = Link.parse(text)
-        except ProtocolError as error:
-            raise ConfigError(
-                f"that is no whole link: {error}", advice="it goes from echo: to its last character"
-            ) from None
+    if (link := pasted_link(text)) is not None:
         return Sought(link.run, link)
     path = Path(text)
-    if not path.exists() and _ID.fullmatch(text):
+    with looking_at(text, advice=_FORMS):
+        is_there, is_file = path.exists(), path.is_file()
+    if not is_there and _ID.fullmatch(text):
         return Sought(bytes.fromhex(text))
-    if path.suffix == ".toml" and path.is_file():
+    if path.suffix == ".toml" and is_file:
         return _sealed(path, author)
-    if not path.exists():
-        raise ConfigError(
-            f"there is no run in {text}",
-            advice="give a run's folder, its manifest's or TOML file, its id of 64 digits, or its link from echo: on",
-        )
+    if not is_there:
+        raise ConfigError(f"there is no run in {text}", advice=_FORMS)
     return path
+
+
+def pasted_link(text: str) -> Link | None:
+    """The link that somebody pasted, also where its first word was lost on the way. None if it is something else."""
+    if not text.startswith(SCHEME):
+        try:
+            return Link.parse(SCHEME + text)
+        except ProtocolError:
+            return None
+    try:
+        return Link.parse(text)
+    except ProtocolError as error:
+        raise ConfigError(
+            f"that is no whole link: {error}", advice="it goes from echo: to its last character"
+        ) from None
 
 
 def _sealed(file: Path, author: Identity) -> Path:

@@ -36,6 +36,9 @@ CLASS_NAME = re.compile(r"\b[A-Z]\w+(Error|Exception|Warning)\b")
 LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
 SAMPLE = ("join", "--role", "sampler", *LOOPBACK)
 SEED = ("join", "--role", "bootstrap", *LOOPBACK)
+LONG = "x" * 300
+LONG_LINK = str(Link(addresses=(NOBODY,) * 6, head=bytes(32), run=bytes(32), term=1, version=0))
+"""Both are longer than a file's name may be."""
 GARBAGE = b"this is no database, and never was one. " * 200
 
 
@@ -160,6 +163,18 @@ def _full_disk(folder: Path):
 
 
 @contextmanager
+def _without_torch():
+    before = sys.modules.get("torch")
+    sys.modules["torch"] = None  # as it looks where it is not installed
+    try:
+        yield
+    finally:
+        sys.modules.pop("torch")
+        if before is not None:
+            sys.modules["torch"] = before
+
+
+@contextmanager
 def _short_patience():
     before, introducing.LOOK_SECONDS = introducing.LOOK_SECONDS, 0.5
     try:
@@ -203,6 +218,9 @@ CASES = (
     case("link cut short", (*SAMPLE, LINK[:-4]), "no whole link"),
     case("link with a typo", (*SAMPLE, LINK[:40] + ("a" if LINK[40] != "a" else "b") + LINK[41:]), "no whole link"),
     case("link of another scheme", (*SAMPLE, "http" + LINK[4:]), "echo:"),
+    case("long link of another scheme", (*SAMPLE, "http" + LONG_LINK[4:]), "echo:"),
+    case("link without its scheme, cut short", (*SAMPLE, LONG_LINK[5:-4]), "echo:"),
+    case("link in spaces, cut short", (*SAMPLE, f"  {LONG_LINK[:-4]} "), "no whole link"),
     case("id that nobody can be asked for", (*SAMPLE, "ab" * 32), "nobody is known who could be asked"),
     case("id too short", (*SAMPLE, "abcdef0123"), "abcdef0123"),
     case("folder that is not there", (*SAMPLE, "nowhere"), "nowhere"),
@@ -217,7 +235,29 @@ CASES = (
     case("listen on a port in use", "join --role bootstrap --listen /ip4/127.0.0.1/tcp/{port}", "another program"),
     case("page on a port in use", (*SEED, "--page", "{port}"), "{port}"),
     case("doctor with a bad seed", "doctor --seed here", "here"),
+    # names that can be none
+    *(
+        case(f"{words} with a name too long", words.replace("LONG", LONG), "too long")
+        for words in (
+            "run show LONG",
+            "run eval LONG",
+            "run export LONG out",
+            "run export run LONG --version 0",
+            "run link LONG",
+            "run open LONG",
+            "join --role sampler LONG",
+            "join --role sampler --model LONG run",
+            "engines --model LONG",
+            "engines --model LONG.gguf",
+            "verifier calibrate --model LONG",
+            "weights log LONG",
+            "weights provenance 1 --folder LONG",
+            "keys backup --out LONG",
+        )
+    ),
+    case("run that may not be read", "run show run", "Permission denied", before=lambda _: _as_nobody()),
     # the run does not fit this node
+    case("trainer without torch", (*SAMPLE[:2], "trainer", "run"), "echo-node[torch]", 1, before=lambda _: _without_torch()),
     case("trainer who is none", (*SAMPLE[:2], "trainer", "theirs"), "none of the run's trainers"),
     case("verifier who is none", (*SAMPLE[:2], "verifier", "theirs"), "none of the run's verifiers"),
     case("engine that there is not", (*SAMPLE, "--engine", "abacus", "run"), "abacus"),

@@ -35,9 +35,11 @@ ROOMS = {
 NOBODY = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity(b'n' * 32).peer_id}"
 
 
-def doctor(*words):
+def doctor(*words, **environment):
     command = [sys.executable, "-m", "echo_node.cli", "doctor", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=100, env=os.environ | environment
+    )
 
 
 def named(points, what):
@@ -62,6 +64,20 @@ def test_people_get_a_table_and_a_closing_line(tmp_path):
     assert "Nothing is wrong" in done.stdout or "wrong." in done.stdout
     assert "give one: echo-node doctor --seed" in done.stdout
     assert not done.stderr
+
+
+def test_a_terminal_without_our_signs_gets_others(tmp_path):
+    done = doctor("--state", tmp_path / "none", PYTHONIOENCODING="ascii")
+    assert "wrong" in done.stdout.splitlines()[-1]
+    assert "+ | machine" in done.stdout
+    assert not done.stderr
+
+
+def test_a_state_that_cannot_be_looked_at_is_one_of_the_findings(tmp_path):
+    done = doctor("--json", "--state", tmp_path / ("x" * 300))
+    points = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "File name too long" in next(point["says"] for point in points if point["what"] == "folder")
 
 
 def test_a_seed_that_answers_tells_how_this_machine_is_reached(tmp_path):

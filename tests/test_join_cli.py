@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -13,7 +14,9 @@ from typer.testing import CliRunner
 from echo_node import state
 from echo_node.cli import app
 from echo_node.errors import ConfigError, EchoError, StoreError
-from echo_node.runfile import RunFile, new_run, write_run
+from echo_node.join_cli import agree, choose
+from echo_node.runfile import RunFile, new_run, read_manifest, write_run
+from echo_node.seeking import Sought, meant
 from protocol import Identity, Link
 
 JOIN = (sys.executable, "-m", "echo_node.cli", "join")
@@ -57,6 +60,24 @@ def test_what_the_person_wrote_and_cannot_be_used_is_said(run, tmp_path):
         failed = failure(*words, *place)
         assert isinstance(failed, ConfigError)
         assert says in str(failed)
+
+
+@pytest.mark.parametrize("lost", ["", "echo:"])
+def test_a_link_is_one_whatever_was_lost_or_added_around_it(lost):
+    link = Link(addresses=("/ip4/192.0.2.7/tcp/4001",) * 9, head=bytes(32), run=b"r" * 32, term=1, version=0)
+    assert meant(f" \n{str(link).removeprefix(lost)}  ", TRAINER) == Sought(link.run, link)
+
+
+def test_ctrl_d_is_no_yes_and_chooses_nothing(run, monkeypatch):
+    class Ended(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stdin", Ended())
+    manifest = read_manifest(run)
+    assert agree(manifest) is False
+    with pytest.raises(ConfigError, match="no run was chosen"):
+        choose([manifest, manifest])
 
 
 def test_two_nodes_do_not_share_a_folder(run, tmp_path):

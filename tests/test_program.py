@@ -1,16 +1,20 @@
-"""How a program of ours ends: Ctrl-C at any moment is one line and exit code 130."""
+"""How a program of ours ends: Ctrl-C at any moment is one line and exit code 130, a bug of ours one line and a file."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
+import trio
 import typer
 
 from echo_node import program
 from echo_node.ctrl_c import INTERRUPTED
+from echo_node.errors import DefectError
 
 
 def command(body):
@@ -53,6 +57,57 @@ def test_ctrl_c_in_a_command_is_said_once(body, code, said, capsys):
         program.run(command(body), "a name")
     assert end.value.code == code
     assert capsys.readouterr().err == said
+
+
+def unforeseen():
+    return {}["snapshot"]
+
+
+def unforeseen_in_a_nursery():
+    async def work():
+        async with trio.open_nursery():
+            unforeseen()
+
+    trio.run(work)
+
+
+def foreseen_but_never_meant():
+    raise DefectError("KeyError: 'snapshot'")
+
+
+@pytest.mark.parametrize("body", [unforeseen, unforeseen_in_a_nursery, foreseen_but_never_meant])
+def test_a_bug_of_ours_is_one_line_and_a_file_that_says_where(body, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SystemExit) as end:
+        program.run(command(body), "a name")
+    assert end.value.code == 1
+    (file,) = tmp_path.iterdir()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "KeyError: 'snapshot' (a bug: please report it with " in line
+    assert str(file) in line
+    assert f"in {body.__name__}" in file.read_text()
+
+
+def test_where_no_file_can_be_written_a_bug_is_still_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(SystemExit):
+        program.run(command(unforeseen), "a name")
+    assert capsys.readouterr().err.splitlines() == [
+        "a name: running this command: KeyError: 'snapshot' (a bug: please report it)"
+    ]
+
+
+def test_a_character_that_the_terminal_lacks_ends_nothing():
+    script = "import typer; from echo_node import program; program.run(lambda: typer.echo('fine \\u2713'), 'a name')"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine ?\n", "")
 
 
 @pytest.mark.parametrize("moment", ["echo_node.cli", "echo_node.config", "echo_node.demo.command"])

@@ -94,6 +94,13 @@ def check_class(engine_class: str) -> None:
         raise EngineError(f"the engine {engine_class} {kind.why_not}", advice=kind.install)
 
 
+def check_torch(who: str) -> None:
+    """`who` computes with torch, which not every machine has."""
+    kind = _kind("torch/f32", device="")
+    if not kind.installed:
+        raise EngineError(f"{who} {kind.why_not}", advice=kind.install)
+
+
 def kinds() -> list[Kind]:
     """Every class of engines, with what this machine has for it."""
     device = torch_device()

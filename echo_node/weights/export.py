@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo_node.errors import ConfigError, StoreError
+from echo_node.errors import ConfigError, StoreError, looking_at
 from echo_node.weights import disk
 from echo_node.weights.store import WeightsStore
 from protocol import Layout, Manifest, Rules, blob_id
@@ -36,7 +36,9 @@ def export_version(
     model: Path | None = None,
 ) -> Exported:
     """Write a version, the one that is held if none is named. Blocks."""
-    if to.exists():
+    with looking_at(to, advice="name a new folder, in one of yours"):
+        is_there = to.exists()
+    if is_there:
         raise ConfigError(f"{to} exists", advice="name a folder that does not")
     with WeightsStore.open(folder, rules, layout) as store:
         head = store.tip

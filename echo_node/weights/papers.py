@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from echo_node.errors import ConfigError, StoreError, boundary
+from echo_node.errors import ConfigError, StoreError, boundary, looking_at
 from echo_node.weights import disk
 from protocol import Layout, Manifest, Opened, Rules, blob_id, decode, encode, limits, open_manifest
 
@@ -28,12 +28,16 @@ def write_papers(folder: Path, manifest: Opened[Manifest], layout: Layout) -> No
 
 def read_papers(folder: Path, manifest: Path | None = None) -> tuple[Opened[Manifest], Rules, Layout]:
     """The run of a store and its layout. `manifest` is another file to take the run from."""
-    if not (folder / "heads").is_dir():
+    chosen = manifest or folder / _MANIFEST
+    with looking_at(folder):
+        is_store = (folder / "heads").is_dir()
+    if not is_store:
         raise ConfigError(
             f"{folder} is no store of weights", advice="give the folder that the node was given"
         )
-    chosen = manifest or folder / _MANIFEST
-    if not chosen.is_file():
+    with looking_at(chosen):
+        is_named = chosen.is_file()
+    if not is_named:
         raise ConfigError(f"{folder} does not say of which run it is", advice="give the run's --manifest")
     most = limits.MANIFEST_BYTES + limits.ENVELOPE_BYTES
     with boundary(ConfigError, f"reading {chosen}"):
