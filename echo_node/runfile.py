@@ -4,7 +4,7 @@
     RUN/run.toml        the file as it was used, with every default written out
     RUN/manifest        what is sealed and shared; its hash is the run's id
 
-It knows neither network nor training.
+It dials nobody, and knows nothing of training.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from echo_node.config import load_config, write_resolved
 from echo_node.contract import load
 from echo_node.errors import ConfigError, StoreError, boundary, looking_at
 from echo_node.models.finding import find_model
+from echo_node.net.meeting.seeds import parse_seeds
 from echo_node.run import ENGINES, Run, draft
 from protocol import (
     Identity,
@@ -143,7 +144,7 @@ def new_run(told: RunFile, author: Identity, *, nonce: bytes | None = None) -> b
         electors=[_key(each, "terms.electors") for each in told.terms.electors],
         heartbeat_ms=told.terms.heartbeat_ms,
         lease_ms=told.terms.lease_ms,
-        seeds=told.seeds,
+        seeds=[seed.text for seed in parse_seeds(told.seeds)],
         nonce=nonce or secrets.token_bytes(32),
     )
 

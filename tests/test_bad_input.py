@@ -318,6 +318,7 @@ CASES = (
     toml("bad peer id", "12D3KooWnobody", trainers='["12D3KooWnobody"]'),
     toml("bad engine", "abacus", engines='["abacus"]'),
     toml("bad seed", "over there", seeds='["over there"]'),
+    toml("seed without a peer", "peer id is missing", seeds='["/ip4/192.0.2.1/tcp/4001"]'),
     toml("stale beyond reason", "staleness", "[sync]\nstaleness = 1000"),
     toml("lease shorter than heartbeats", "lease", "[terms]\nheartbeat_ms = 5000\nlease_ms = 1000"),
     toml("quorum without verifiers", "quorum", '[verification]\npolicy = "quorum"\nquorum = 3'),
