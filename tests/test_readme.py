@@ -169,8 +169,28 @@ def test_an_operator_and_a_volunteer_type_what_the_readme_says(stage):
     assert operator.types(provenance)
 
 
+@pytest.mark.timeout(400)
+def test_two_machines_type_what_the_example_says(stage):
+    folder, start = stage
+    text = (ROOT / "examples" / "two_machines.md").read_text()
+    lines = [line.split("  #")[0].strip() for line in text.splitlines()]
+    keys_show, new, lead, link, lend = (line for line in lines if line.startswith("echo-node "))
+    first, second = Person(folder / "first"), Person(folder / "second")
+    told = text.split("<<END\n")[1].split("END\n")[0]
+    (first.home / "digits.toml").write_text(told.replace("12D3KooW…", first.types(keys_show).strip()))
+    assert "sealed" in first.types(new)
+    trainer = start(first, lead.partition(" --listen")[0], *LOOPBACK, "--threads", "1")
+    assert "once it says `no sampler has joined yet`" in text
+    trainer.until(lambda event: event["event"] == "unhelped")
+    found = first.types(link).strip()
+    start(second, lend.replace("echo:…", found), "--yes", *LOOPBACK, "--threads", "1")
+    trainer.until(lambda event: event["event"] == "step")
+
+
 def test_every_command_of_the_readme_is_run_by_a_test():
-    blocks = re.findall(r"```(?:sh)?\n(.*?)```", README, re.DOTALL)
+    blocks = [
+        text for kind, text in re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL) if kind in {"", "sh"}
+    ]
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
     typed = [line for line in lines if re.match(r"(make|echo-node|pip|python) ", line)]
     assert len(typed) > 25
