@@ -54,7 +54,8 @@ class KeepingUp:
             return None
         return (
             f"this machine is too slow for this run: a call takes {self._call_seconds:.1f} s, and what it makes counts for "
-            f"{allowed:.1f} s ({self._staleness + 1} steps of {self._step_seconds:.1f} s); fewer --slots may help, or another run"
+            f"{allowed:.1f} s ({self._staleness + 1} steps of {self._step_seconds:.1f} s); "
+            f"{'fewer --slots may help, or another run' if self._staleness else 'another run may suit it better'}"
         )
 
 

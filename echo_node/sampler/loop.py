@@ -167,6 +167,7 @@ class SamplerLoop:
             self.pacing.moved_on()
             if before is not None and before.message.term != head.message.term:
                 self._joining.doubt()
+            self._keeping_up.heard(head.message.step, trio.current_time())
 
     async def _fill(
         self, head: Opened[WeightsHead], slots: range, news: Callable[[], Update | None] = no_news
@@ -203,8 +204,11 @@ class SamplerLoop:
             raise PeerError("the head that was named has not arrived here")
         if not self._joining.is_joined and not await self._joining.is_listed(head):
             raise PeerError(f"the roster of that head has not this sampler with {self._engine.engine_class}")
+        began = trio.current_time()
         sealed = await self._fill(head, range(request.first, request.first + request.count))
+        self._keeping_up.called(request.count, trio.current_time() - began)
         self._count(sealed)
+        self.pacing.gave([Envelope.parse(each).id for each in sealed])
         return write_batch(sealed, most=limits.ANSWER_BYTES)
 
     # Asynchronous push-pull
@@ -222,7 +226,6 @@ class SamplerLoop:
             if self._chain.holding or not self._run.is_async(tip.message.version):
                 await self._chain.wait_for_newer(tip.id)
                 continue
-            self._keeping_up.heard(tip.message.step, trio.current_time())
             if head is None or head.id != tip.id:
                 head, slot = tip, self._post.next_slot(tip.id)
             try:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
+from collections.abc import Collection
 from typing import Final
 
 import trio
 
-from protocol import Receipt
+from protocol import Receipt, limits
 
 log = logging.getLogger(__name__)
 _OLDER: Final = 16
-"""How many times as many groups of older heads are remembered as may be unanswered."""
+"""How many times as many groups that nobody waits for are remembered as may be unanswered."""
 _NEARLY_NOTHING: Final = 1e-9
 QUIET_SECONDS: Final = 60.0
 """After the first group that is refused because its sampler is muted; each further time twice as long."""
@@ -49,6 +50,10 @@ class Pacing:
         if self._rate is not None:
             self._ahead += len(groups) * (self._luck.uniform(0.75, 1.25) if self._luck else 1.0)
 
+    def gave(self, groups: list[bytes]) -> None:
+        """These were asked for: what becomes of them is counted, but they are no part of the pace."""
+        self._remember(groups)
+
     def answered(self, receipt: Receipt) -> None:
         """Take note of a receipt. Most of it is about others' groups."""
         self._catch_up()
@@ -80,10 +85,8 @@ class Pacing:
 
     def moved_on(self) -> None:
         """A new head is there: what was drawn under older ones need not be waited for, and more is wanted."""
-        self._older.update(self._waiting)
+        self._remember(self._waiting)
         self._waiting.clear()
-        while len(self._older) > _OLDER * self._most:
-            del self._older[next(iter(self._older))]
         self._rate = self._rate or None
         self._tell()
 
@@ -103,6 +106,12 @@ class Pacing:
             else:
                 self._ahead = 0.0
                 return
+
+    def _remember(self, groups: Collection[bytes]) -> None:
+        """Nobody waits for an answer to these, though one may come."""
+        self._older.update(dict.fromkeys(groups))
+        while len(self._older) > max(_OLDER * self._most, limits.BATCH):  # one question may ask for so many
+            del self._older[next(iter(self._older))]
 
     def _catch_up(self) -> None:
         """Let the time that has passed count."""

@@ -123,7 +123,9 @@ class SequentialSource:
         judge: Callable[[Envelope], Admitted | Refused],
         *,
         spread: Spread | None = None,
+        refuse: Callable[[bytes, str], None] = lambda _group, _reason: None,
     ) -> None:
+        """`refuse` hears of every group that may not be trained on, and why."""
         self._network = network
         self._identity = identity
         self._run = run
@@ -131,6 +133,7 @@ class SequentialSource:
         self._judge = judge
         self._spread = spread or Evenly()
         self._portions = Portions(ROLLOUT_SECONDS)
+        self._refuse = refuse
         self._failures: dict[bytes, int] = {}
         self._rests: dict[bytes, int] = {}
         """In how many steps a sampler that failed is asked again."""
@@ -241,6 +244,8 @@ class SequentialSource:
                 raise PeerError("it sent a group of somebody else's")
             judged = self._judge(envelope)
             if isinstance(judged, Refused):
+                if judged.signed:
+                    self._refuse(judged.id, judged.reason)
                 raise PeerError(f"it sent a group that is refused: {judged.what}")
             if judged.group.message.heads != (request.head,):
                 raise PeerError("it sent a group that it was not asked for")

@@ -131,7 +131,9 @@ class TrainerLoop:
         self._heeding = Heeding(
             run, self._policy, self._buffer, self._receipts, journal, self._heard_verdicts
         )
-        self._sequential = SequentialSource(network, identity, run.id, batch, self.judge, spread=spread)
+        self._sequential = SequentialSource(
+            network, identity, run.id, batch, self.judge, spread=spread, refuse=self._receipts.refuse
+        )
         self._refused: Counter[str] = Counter()
         self._vouching = Vouching(run, network, self._policy, self._receipts, self._refused)
         self._vetting = Vetting(run, self._policy, self._heeding, self._receipts, journal, self._refused)
@@ -362,6 +364,9 @@ class TrainerLoop:
             if not batch.groups:
                 await self._begin_again(left_out)
                 return
+        if not self._run.is_async(tip.message.version):  # else that was said when they came
+            for group in batch.groups:
+                self._receipts.accept(group.id)
         await self._train_on(batch, waited=ready - start, began=ready)
 
     async def _begin_again(self, left_out: dict[bytes, str]) -> None:

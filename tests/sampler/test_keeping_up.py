@@ -26,6 +26,12 @@ def test_a_machine_whose_groups_are_stale_before_they_arrive_is_told_why_and_wha
     assert "--slots" in words
 
 
+def test_where_groups_are_asked_for_no_number_of_slots_is_to_blame():
+    words = told(call_seconds=1.5, step_seconds=1.0, staleness=0).too_slow
+    assert "too slow for this run" in words
+    assert "--slots" not in words
+
+
 def test_nothing_is_said_before_enough_is_known():
     assert told(call_seconds=99.0, step_seconds=1.0, calls=2).too_slow is None
     assert told(call_seconds=99.0, step_seconds=1.0, steps=2).too_slow is None

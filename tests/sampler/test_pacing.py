@@ -42,6 +42,17 @@ async def test_a_sampler_goes_until_too_many_groups_are_unanswered(autojump_cloc
     assert scope.cancelled_caught
 
 
+async def test_groups_that_were_asked_for_are_counted_and_hold_nothing_up(autojump_clock):  # noqa: ARG001 - it jumps
+    pacing = Pacing(unanswered=1)
+    pacing.answered(receipt(rate=0.001))
+    pacing.gave(ids(*range(100)))
+    with trio.fail_after(1):
+        await pacing.wait()
+    pacing.moved_on()
+    pacing.answered(receipt(*range(98), 500, stale=(98, 501)))
+    assert (pacing.accepted, +pacing.refused) == (98, {"stale": 1})
+
+
 @pytest.mark.parametrize("answer", [receipt(2), receipt(full=(2,))])
 async def test_an_answer_of_either_kind_lets_it_go_on(autojump_clock, answer):  # noqa: ARG001 - it jumps
     pacing = Pacing(unanswered=3)

@@ -25,6 +25,7 @@ class Swarm:
 
     def __init__(self, batch: int, *, spread=None, weather=None, **handlers) -> None:
         self.asked: list[tuple[bytes, range]] = []
+        self.refused: dict[bytes, str] = {}
         self.samplers = dict(zip(handlers, SAMPLERS, strict=False))
         self._handlers = handlers
         self._batch = batch
@@ -52,7 +53,13 @@ class Swarm:
                 self._open.enter_context(service)
         trainer = await self._open.enter_async_context(swarm.join(TRAINER))
         self._source = SequentialSource(
-            trainer, TRAINER, RUN.id, self._batch, self._admission.judge, spread=self._spread
+            trainer,
+            TRAINER,
+            RUN.id,
+            self._batch,
+            self._admission.judge,
+            spread=self._spread,
+            refuse=self.refused.__setitem__,
         )
         self.publish()
         return self
@@ -199,6 +206,12 @@ async def test_the_share_of_a_sampler_that_answers_badly_goes_to_the_others(auto
         assert len(swarm.slots_asked_of("bob")) == len(set(swarm.slots_asked_of("bob"))) == 3
         assert sum(name == "ann" for name, _ in swarm.asked) == (bad is not None), "and is not asked again"
         assert autojump_clock.current_time() <= ROLLOUT_SECONDS + 1
+
+
+async def test_who_has_signed_a_group_that_is_refused_is_told_why():
+    async with Swarm(6, ann=BAD["another head"], bob=BAD["forged"], cat=well) as swarm:
+        await swarm.next_batch()
+        assert set(swarm.refused.values()) == {"stale"}, "and of what is forged nobody hears"
 
 
 async def test_at_the_next_head_everybody_has_another_chance():
