@@ -15,10 +15,12 @@ from typing import Final
 
 import trio
 
+from echo_node.allowance import EVERYTHING, Allowance
 from echo_node.errors import ConfigError, PeerError, boundary
 from echo_node.net.base import Network
 from echo_node.net.blobs.blobs import Blobs
 from echo_node.net.blobs.holders import Want
+from echo_node.net.throttle import Throttle, Uplink
 from echo_node.weights import disk
 from echo_node.weights.flat import FlatLayout
 from echo_node.weights.opening import fetch_layout, open_store
@@ -56,7 +58,7 @@ async def arrive(
     folder: Path,
     *,
     link: Link | None = None,
-    most_disk: int | None = None,
+    allowance: Allowance = EVERYTHING,
     tell: Callable[[str], None] = lambda _words: None,
 ) -> Path:
     """The run's model in `folder`/model, with its weights in a store beside it. Goes on trying until it has them."""
@@ -67,9 +69,9 @@ async def arrive(
     with boundary(ConfigError, f"making {model}", advice="give another folder with --state"):
         model.mkdir(parents=True, exist_ok=True)
     small = sum(file.size for file in manifest.message.model.files)
-    _check_room(small, folder, most_disk)
-    await _patiently(lambda: _fetch_files(network, manifest.message, model), tell)
-    await _patiently(lambda: _fetch_weights(network, manifest, folder, model, link, most_disk, tell), tell)
+    _check_room(small, folder, allowance.disk)
+    await _patiently(lambda: _fetch_files(network, manifest.message, model, allowance), tell)
+    await _patiently(lambda: _fetch_weights(network, manifest, folder, model, link, allowance, tell), tell)
     return model
 
 
@@ -93,12 +95,13 @@ def _helpers(network: Network, manifest: Manifest) -> Collection[bytes]:
     return list(dict.fromkeys((*known, *sorted(network.peers()))))
 
 
-async def _fetch_files(network: Network, manifest: Manifest, model: Path) -> None:
+async def _fetch_files(network: Network, manifest: Manifest, model: Path, allowance: Allowance) -> None:
+    blobs = Blobs(network, downlink=Throttle(allowance.down))
     for file in manifest.model.files:  # one by one: together they may be larger than the memory
         if _is_here(model, file):
             continue
         want = Want(file.blob, size=file.size, most=file.size)
-        found = await Blobs(network).fetch([want], named=_helpers(network, manifest), most=file.size)
+        found = await blobs.fetch([want], named=_helpers(network, manifest), most=file.size)
         await trio.to_thread.run_sync(_write, model / file.name, found[file.blob])
 
 
@@ -112,14 +115,14 @@ async def _fetch_weights(
     folder: Path,
     model: Path,
     link: Link | None,
-    most_disk: int | None,
+    allowance: Allowance,
     tell: Callable[[str], None],
 ) -> None:
     rules = Rules.of(manifest)
     layout = await fetch_layout(network, rules, _helpers(network, manifest.message))
     with boundary(PeerError, "reading the run's layout"):
         needed = STATES * FlatLayout(layout).anchor_size
-    _check_room(needed, folder, most_disk)  # before a store takes its room
+    _check_room(needed, folder, allowance.disk)  # before a store takes its room
     floor = (link.term, link.version, link.head) if link else None
 
     def say(now: Pulling) -> None:
@@ -133,7 +136,14 @@ async def _fetch_weights(
         named=_helpers(network, manifest.message),
         floor=floor,
     ) as store:
-        puller = Puller(network, store, named=_helpers(network, manifest.message), tell=say)
+        puller = Puller(
+            network,
+            store,
+            named=_helpers(network, manifest.message),
+            uplink=Uplink(allowance.up),
+            downlink=Throttle(allowance.down),
+            tell=say,
+        )
         async with puller.work():
             await _pull_newest(puller, _helpers(network, manifest.message), tell)
 

@@ -271,7 +271,7 @@ class _Session:
                 manifest,
                 folder,
                 link=sought.link,
-                most_disk=wishes.allowance.disk,
+                allowance=wishes.allowance,
                 tell=self._tell_fetching,
             )
         else:

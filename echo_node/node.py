@@ -33,10 +33,9 @@ from echo_node.introducing import introduce
 from echo_node.ledger import Entry, Ledger
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
-from echo_node.net.blobs.blobs import Blobs
 from echo_node.net.meeting.company import SEVERAL, Company
 from echo_node.net.outbox.outbox import Outbox, open_outbox
-from echo_node.net.throttle import Uplink
+from echo_node.net.throttle import Throttle, Uplink
 from echo_node.pausing import Gate
 from echo_node.records import RecordsFile, read_records
 from echo_node.run import Run, read_model
@@ -50,7 +49,7 @@ from echo_node.weights.handing import hand_over, opened
 from echo_node.weights.opening import open_store
 from echo_node.weights.papers import write_papers
 from echo_node.weights.publish import Publisher
-from echo_node.weights.pull import SETTINGS, Puller
+from echo_node.weights.pull import Puller
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
 from echo_node.writers import open_writer
@@ -99,6 +98,8 @@ class Node:
         self._gate = gate or Gate()
         self._allowance = allowance
         self._ranks = ranks
+        self._uplink = Uplink(allowance.up)
+        self._downlink = Throttle(allowance.down)
         self.tokens = Rate()
         """Tokens generated or admitted, by the second."""
         self.verdicts: Counter[str] = Counter()
@@ -263,7 +264,15 @@ class Node:
                 writer = open_writer(name, self._run.id.hex()[:16], place)
                 stack.enter_context(records.writing_to(writer))
             network = await stack.enter_async_context(self._join(self._identity))
-            standby = Standby(self._run, network, self._identity, store, place)
+            standby = Standby(
+                self._run,
+                network,
+                self._identity,
+                store,
+                place,
+                uplink=self._uplink,
+                downlink=self._downlink,
+            )
             self.status = lambda: {
                 "version": _version_of(store),
                 "held": store.tip.message.version if store.tip else None,  # from which it could go on
@@ -287,6 +296,7 @@ class Node:
                         checkpoint_every=checkpoint_every or CHECKPOINT_EVERY,
                         spread=BySpeed() if self._spread == "speed" else None,
                         gate=self._gate,
+                        uplink=self._uplink,
                     )
                     self.tokens = loop.tokens
                     self.status = lambda: {**loop.status(), "leading": True}
@@ -346,14 +356,11 @@ class Node:
 
     def _puller(self, network: Network, store: WeightsStore) -> Puller:
         """Weights in and out, no faster than is allowed."""
-        allowed = self._allowance
-        blobs = None if allowed.down is None else Blobs(network, settings=SETTINGS, downlink=allowed.down)
-        uplink = None if allowed.up is None else Uplink(allowed.up)
         return Puller(
             network,
             store,
-            blobs=blobs,
-            uplink=uplink,
+            uplink=self._uplink,
+            downlink=self._downlink,
             files=self._run.files(),
             versions=self._run.told.sync.staleness + 2,
         )

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import pytest
 import trio
 
 from echo_node import embedded
+from echo_node.allowance import Allowance
 from echo_node.arriving import arrive, has_arrived
 from echo_node.errors import ConfigError, PeerError
+from echo_node.metrics import Records
 from echo_node.net.blobs.serving import BlobDesk
 from echo_node.net.blobs.shelf import Shelf
 from echo_node.net.memory import MemorySwarm
+from echo_node.net.throttle import Throttle
+from echo_node.node import Node
 from echo_node.run import read_model
 from echo_node.weights.offering import Offering
 from echo_node.weights.publish import Publisher
@@ -53,6 +58,36 @@ async def test_a_newcomer_gets_the_model_and_keeps_it(tmp_path):
     assert not has_arrived(model, RUN.told), "a file that was changed is none of the run's"
 
 
+class Counted:
+    """What passed through throttles, by their rates."""
+
+    def __init__(self, patch):
+        self.bytes: Counter[float | None] = Counter()
+        take = Throttle.take
+
+        async def counted(throttle, count):
+            self.bytes[throttle.rate] += count
+            await take(throttle, count)
+
+        patch.setattr(Throttle, "take", counted)
+
+
+async def test_the_first_fetch_and_what_a_trainer_gives_keep_to_what_is_allowed(tmp_path, monkeypatch):
+    """By the bytes that each limit was asked for: all of them."""
+    up, down = 2.0e9, 1.0e9
+    counted = Counted(monkeypatch)
+    async with MemorySwarm() as swarm, trio.open_nursery() as nursery:
+        trainer = Node(RUN, TRAINER, swarm.join, allowance=Allowance(up=up))
+        nursery.start_soon(lambda: trainer.train(1, records=Records(), early=True))
+        async with swarm.join(NEWCOMER) as newcomer:
+            with trio.fail_after(60):
+                model = await arrive(newcomer, RUN.manifest, tmp_path, allowance=Allowance(down=down))
+        nursery.cancel_scope.cancel()
+    fetched = sum(file.stat().st_size for file in model.iterdir())
+    assert counted.bytes[down] >= fetched
+    assert counted.bytes[up] >= fetched
+
+
 @pytest.mark.parametrize(
     "name", ["evil.py", "model.safetensors", "weights.bin", "adapter_config.json", "x.part"]
 )
@@ -72,7 +107,7 @@ async def test_a_layout_that_would_fill_the_disk_is_refused_before_a_byte_is_tak
     shelf.keep(b"all", {**files, blob_id(encode(huge)): encode(huge)})
     async with MemorySwarm() as swarm, swarm.join(TRAINER) as leader, swarm.join(NEWCOMER) as newcomer:
         with BlobDesk(leader, shelf).serve(), pytest.raises(ConfigError, match="--max-disk"):
-            await arrive(newcomer, manifest, tmp_path, most_disk=1_000_000_000)
+            await arrive(newcomer, manifest, tmp_path, allowance=Allowance(disk=1_000_000_000))
     assert sum(file.stat().st_blocks * 512 for file in tmp_path.rglob("*")) < 1_000_000
 
 

@@ -22,6 +22,7 @@ from echo_node.errors import ContractError, DefectError
 from echo_node.metrics import Rate, Records
 from echo_node.net.base import Network
 from echo_node.net.outbox.deliveries import Taker, serve_deliveries
+from echo_node.net.throttle import Uplink
 from echo_node.pausing import Gate
 from echo_node.referring import Fetching
 from echo_node.run import Run
@@ -92,6 +93,7 @@ class TrainerLoop:
         spread: Spread | None = None,
         source: Source | None = None,
         gate: Gate | None = None,
+        uplink: Uplink | None = None,
     ) -> None:
         batch, bound = training_settings(run.told).batch_groups, run.told.sync.staleness
         self._run = run
@@ -106,7 +108,7 @@ class TrainerLoop:
         self._policy = policy or VerdictPolicy(run, identity)
         self._admission = Admission(run)
         self._bound = bound
-        self._offering = Offering(network, publisher.store, files=run.files())
+        self._offering = Offering(network, publisher.store, uplink=uplink, files=run.files())
         self._desk = JoinDesk(run)
         self._roster = Roster(())
         self._keeping = Keeping(checkpoints, checkpoint_every, step, publisher, journal, bound)

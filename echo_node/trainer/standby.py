@@ -19,6 +19,8 @@ import trio
 
 from echo_node.errors import ConfigError, EchoError, PeerError, StoreError
 from echo_node.net.base import Network
+from echo_node.net.blobs.blobs import Blobs
+from echo_node.net.throttle import Throttle, Uplink
 from echo_node.run import Run
 from echo_node.terms.electing import Candidate
 from echo_node.terms.heartbeat import Pulse
@@ -50,7 +52,15 @@ class Standby:
     """One trainer of a run and its folder, over all its terms."""
 
     def __init__(
-        self, run: Run, network: Network, identity: Identity, store: WeightsStore, folder: Path
+        self,
+        run: Run,
+        network: Network,
+        identity: Identity,
+        store: WeightsStore,
+        folder: Path,
+        *,
+        uplink: Uplink | None = None,
+        downlink: Throttle | None = None,
     ) -> None:
         rules, terms = run.rules, run.told.terms
         if identity.public not in rules.trainers:
@@ -61,7 +71,7 @@ class Standby:
         self._before = rules.trainers[: rules.trainers.index(identity.public)]
         """Trainers that may stand before this one does."""
         self._luck = random.Random(identity.public)  # noqa: S311 - spreads load, keeps no secret
-        self._puller = Puller(network, store)
+        self._puller = Puller(network, store, uplink=uplink, downlink=downlink)
         hearing = self._puller.hearing
         self.lease = Lease(lambda: store.follower, terms.lease_ms / 1000)
         self._lease_seconds = terms.lease_ms / 1000
@@ -70,6 +80,7 @@ class Standby:
             folder / "borrowed",
             self._keep_checkpoint,
             most=CHECKPOINT_SHARE * store.flat.size + CHECKPOINT_REST,
+            blobs=Blobs(network, downlink=downlink),
         )
         self._pulse = Pulse(network, hearing, self.lease, told=self.borrowing.hear)
         box = VoteBox(folder / "votes", identity, run.id)

@@ -23,7 +23,7 @@ from echo_node.net.blobs.download import DownloadSettings
 from echo_node.net.blobs.download import Progress as Fetched
 from echo_node.net.blobs.holders import Want
 from echo_node.net.blobs.shelf import InFile
-from echo_node.net.throttle import Uplink
+from echo_node.net.throttle import Throttle, Uplink
 from echo_node.weights.handing import opened
 from echo_node.weights.hearing import Hearing
 from echo_node.weights.journal import Head
@@ -71,6 +71,7 @@ class Puller:
         blobs: Blobs | None = None,
         named: Collection[bytes] = (),
         uplink: Uplink | None = None,
+        downlink: Throttle | None = None,
         port: BulkPort | None = None,
         tell: Callable[[Pulling], None] | None = None,
         files: Mapping[bytes, InFile] | None = None,
@@ -82,8 +83,10 @@ class Puller:
         """
         self._network = network
         self.store = store
-        self._blobs = blobs or Blobs(network, settings=SETTINGS)
-        self._quick = Blobs(network, sources=self._blobs.sources, settings=QUICK)
+        self._blobs = blobs or Blobs(network, settings=SETTINGS, downlink=downlink)
+        self._quick = Blobs(
+            network, sources=self._blobs.sources, settings=QUICK, downlink=self._blobs.downlink
+        )
         self._named = tuple(named)
         self._tell = tell or (lambda _now: None)
         self._one = trio.Lock()

@@ -14,7 +14,7 @@ from echo_node.net.base import RequestError
 from echo_node.net.blobs.blobs import Want
 from echo_node.net.blobs.drafts import FileDraft
 from echo_node.net.blobs.serving import READS_EACH
-from echo_node.net.throttle import Uplink
+from echo_node.net.throttle import Throttle, Uplink
 from protocol import blob_id, canonical, encode, topics
 from protocol.blob import BlobRead, Slice
 from tests.net.behaviour import SOON, refused, until
@@ -259,7 +259,7 @@ async def test_the_downlink_is_never_faster_than_its_limit(door):
     async with site() as here:
         for _ in range(2):
             await here.source([data], door=door)
-        blobs = here.blobs(BY_DOOR if door else QUICK, downlink=rate)
+        blobs = here.blobs(BY_DOOR if door else QUICK, downlink=Throttle(rate))
         start = trio.current_time()
         await blobs.fetch([Want(blob_id(data), len(data))])
         assert len(data) / (trio.current_time() - start) < 1.5 * rate

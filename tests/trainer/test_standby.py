@@ -11,6 +11,7 @@ import trio
 from echo_node.engine.base import TensorBytes
 from echo_node.metrics import Records
 from echo_node.net.memory import MemorySwarm
+from echo_node.net.throttle import Throttle
 from echo_node.run import Run, read_model
 from echo_node.runfile import RunFile, TermsTable, new_run
 from echo_node.terms.voting import VoteBox
@@ -123,11 +124,11 @@ class Leading:
 
 
 @asynccontextmanager
-async def trainer(join, who, folder, run=RUN):
+async def trainer(join, who, folder, run=RUN, **bounds):
     """A trainer that takes its turns, for as long as the block lasts."""
     with opened_store(folder, run) as store:
         async with join(who) as network, trio.open_nursery() as nursery:
-            standby = Standby(run, network, who, store, folder)
+            standby = Standby(run, network, who, store, folder, **bounds)
             leading = Leading(network, store, who, folder)
             nursery.start_soon(standby.take_turns, leading.lead)
             yield standby, leading
@@ -138,6 +139,32 @@ async def until(condition, seconds=60):
     with trio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in threads and on disk
             await trio.sleep(0.02)
+
+
+class Counted(Throttle):
+    """A limit that nobody reaches, and what was asked of it."""
+
+    def __init__(self):
+        super().__init__(1e12)
+        self.bytes = 0
+
+    async def take(self, count):
+        self.bytes += count
+        await super().take(count)
+
+
+async def test_what_a_trainer_fetches_while_it_stands_by_keeps_to_what_is_allowed(tmp_path):
+    downlink = Counted()
+    async with (
+        memory() as join,
+        trainer(join, TRAINER, tmp_path / "trainer") as (_, before),
+        trainer(join, HEIR, tmp_path / "heir", downlink=downlink) as (heir, after),
+    ):
+        await before.began.wait()
+        last = await before.publish(somewhat_changed(1))
+        before.checkpoint(1)
+        await until(lambda: heir.borrowing.kept and after.store.tip == last)
+    assert downlink.bytes >= heir.borrowing.kept.size + after.store.flat.size
 
 
 @pytest.mark.parametrize(

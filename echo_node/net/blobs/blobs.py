@@ -57,14 +57,15 @@ class Blobs:
         *,
         sources: Sources | None = None,
         settings: DownloadSettings | None = None,
-        downlink: float | None = None,
+        downlink: Throttle | None = None,
         luck: random.Random | None = None,
     ) -> None:
         self._network = network
         self._luck = luck or random.Random()  # noqa: S311 - spreads load, keeps no secret
         self.sources = sources or Sources(self._luck)
         self._settings = settings or DownloadSettings()
-        self._reader = Reader(network, self.sources, Throttle(downlink))
+        self.downlink = downlink or Throttle()
+        self._reader = Reader(network, self.sources, self.downlink)
         self._holders = Holders(network, self.sources)
         self.asked_again = 0
         """Pieces that the end-game asked of a second source, so far."""
