@@ -79,13 +79,16 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Credit:
-    """What a sampler has earned: verified tokens and their groups; and what came to nothing, in groups."""
+    """What a sampler has earned: verified tokens and their groups; and, in groups, what came to nothing, and what a trainer
+    has taken on which no verifier has decided.
+    """
 
     tokens: int
     groups: int
     condemned: int
     refused: Mapping[str, int]
     """By reason."""
+    admitted: int = 0
 
 
 class Ledger:
@@ -151,6 +154,7 @@ class Ledger:
             groups=sum(groups for groups, _ in verified),
             condemned=sum(sums[key][0] for key in sums if key[0] == "condemned"),
             refused={key[1]: sums[key][0] for key in sorted(sums) if key[0] == "refused"},
+            admitted=sum(sums[key][0] for key in sums if key[0] == "admitted"),
         )
 
     def export(self, to: Path | IO[str]) -> int:

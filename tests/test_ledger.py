@@ -74,9 +74,9 @@ def test_only_a_group_that_a_verifier_found_honest_earns_its_tokens(ledger):
     ledger.admitted(first.id)
     ledger.admitted(second.id)
     ledger.refused(third.id, "stale")
-    assert ledger.credit(ANNA) == Credit(0, 0, 0, {"stale": 1})
+    assert ledger.credit(ANNA) == Credit(0, 0, 0, {"stale": 1}, admitted=2)
     ledger.verdict(verdict(first))
-    assert ledger.credit(ANNA) == Credit(11, 1, 0, {"stale": 1})
+    assert ledger.credit(ANNA) == Credit(11, 1, 0, {"stale": 1}, admitted=1)
     assert ledger.credit(BERT) == Credit(0, 0, 0, {})
     states = [ledger.state(group.id) for group in (first, second, third, entry(4))]
     assert states == [("verified", ""), ("admitted", ""), ("refused", "stale"), None]
@@ -334,7 +334,7 @@ HAPPENED = st.lists(
 
 def naive(history, sampler):
     """Credit in the plainest words: over all groups that were ever named in the history."""
-    tokens = groups = condemned = 0
+    tokens = groups = condemned = admitted = 0
     refused = Counter()
     for group in GROUPS:
         mine = [event for event in history if event[1] == group]
@@ -357,7 +357,9 @@ def naive(history, sampler):
             tokens += group.tokens
         elif answer:
             refused[answer] += 1
-    return Credit(tokens, groups, condemned, dict(refused))
+        elif answer is not None:
+            admitted += 1
+    return Credit(tokens, groups, condemned, dict(refused), admitted)
 
 
 @given(HAPPENED)

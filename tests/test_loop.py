@@ -122,6 +122,7 @@ async def test_in_sequential_mode_every_group_is_of_the_steps_own_version():
     assert not spy.groups, "nothing is pushed"
 
 
+@pytest.mark.timeout(300)
 async def test_who_is_asked_hears_what_was_taken_and_knows_its_pace():
     config = DemoConfig(mode="sequential", steps=10_000, batch_groups=8, group_size=4)
     demo = Demo(config, Records())
@@ -131,14 +132,14 @@ async def test_who_is_asked_hears_what_was_taken_and_knows_its_pace():
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(demo.play)
-        with trio.fail_after(60):
-            while not demo.samplers or any(each.get("accepted", 0) < 12 for each in told()):  # noqa: ASYNC110 - it is plain data
+        with trio.fail_after(200):
+            while not demo.samplers or any(each.get("accepted", 0) < 8 for each in told()):  # noqa: ASYNC110 - it is plain data
                 await trio.sleep(0.05)
         assert all(each["seconds_per_group"] > 0 and not each["refused"] for each in told())
         used = Counter(group.sampler for record in demo.records.steps for group in record.groups)
         for node, each in zip(demo.samplers, told(), strict=True):
             loop = node.status.__self__
-            assert 12 <= each["accepted"] <= used[node._identity.public] + 4, "4 of each batch are its own"
+            assert 8 <= each["accepted"] <= used[node._identity.public] + 4, "4 of each batch are its own"
             assert loop._keeping_up._steps > 0, "steps are measured as well"
         nursery.cancel_scope.cancel()
 

@@ -323,7 +323,7 @@ def test_nothing_is_forgotten_under_a_node_that_does_not_leave(tmp_path):
         ({"dropped": {"stale": 1}, "waiting": 9}, "working", "groups: 9 wait, 1 dropped (1 stale)"),
         ({"verdicts": {"honest": 1200}}, "working", "verdicts: 1,200 honest"),
         ({"verdicts": {}}, "working", "verdicts: none yet"),
-        ({"credit": {"tokens": 5000, "groups": 12, "condemned": 1}}, "working", "5,000 verified tokens in 12 groups, 1"),
+        ({"credit": {"tokens": 5000, "groups": 12, "admitted": 30, "condemned": 1}}, "working", "5,000 verified tokens in 12 groups, 30 more groups accepted, 1 condemned"),
     ],
 )  # fmt: skip
 def test_each_state_has_its_words(progress, phase, says):

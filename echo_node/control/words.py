@@ -40,7 +40,7 @@ def rows(snapshot: Mapping[str, Any]) -> list[Row]:
 
 def line(snapshot: Mapping[str, Any]) -> str:
     """The same in one line, for where lines pile up."""
-    shown = ("doing", "version", "speed", "learning", "groups", "verdicts", "peers")
+    shown = ("doing", "version", "speed", "learning", "groups", "verdicts", "credit", "peers")
     parts = [text for name, text in rows(snapshot) if name in shown]
     return f"{time.strftime('%H:%M:%S', time.localtime(_number(snapshot.get('at'))))}  {'; '.join(parts)}"
 
@@ -175,8 +175,9 @@ def _credit(progress: Mapping[str, Any]) -> str:
     credit = progress.get("credit")
     if isinstance(credit, Mapping):
         told = f"{_number(credit.get('tokens')):,.0f} verified tokens in {_number(credit.get('groups')):,.0f} groups"
+        told += f", {_number(credit.get('admitted')):,.0f} more groups accepted"
         condemned = _number(credit.get("condemned"))
-        return told + (f", {condemned:,.0f} groups condemned" if condemned else "")
+        return told + (f", {condemned:,.0f} condemned" if condemned else "")
     if "accepted" in progress:
         return f"{_number(progress['accepted']):,.0f} groups accepted since it started"
     return ""

@@ -23,6 +23,7 @@ from echo_node.net.outbox.backoff import Patience
 from echo_node.net.outbox.outbox import Outbox
 from echo_node.pausing import Gate
 from echo_node.run import Run
+from echo_node.sampler.crediting import Crediting
 from echo_node.sampler.joining import Joining
 from echo_node.sampler.keeping_up import KeepingUp
 from echo_node.sampler.pacing import Pacing
@@ -77,6 +78,7 @@ class SamplerLoop:
         patience: Patience | None = None,
         lease: Lease | None = None,
         gate: Gate | None = None,
+        crediting: Crediting | None = None,
     ) -> None:
         if engine.engine_class not in {tolerance.engine for tolerance in run.told.engines}:
             raise ConfigError(f"this run does not take groups of the engine class {engine.engine_class}")
@@ -105,7 +107,9 @@ class SamplerLoop:
             staleness=run.told.sync.staleness,
             patience=patience,
             luck=self._jitter,
+            told=crediting.answered if crediting else None,
         )
+        self._crediting = crediting
         self.pacing = Pacing(unanswered=4 * slots_per_call, luck=self._jitter)
         self._keeping_up = KeepingUp(run.told.sync.staleness)
         self.tokens = Rate()
@@ -130,6 +134,7 @@ class SamplerLoop:
             if (each := self._keeping_up.seconds_per_group) is None
             else round(each, 3),
             "too_slow": self._keeping_up.too_slow,
+            **({"credit": self._crediting.status()} if self._crediting else {}),
         }
 
     async def work(self) -> None:
@@ -149,6 +154,8 @@ class SamplerLoop:
                 nursery.start_soon(self._read, receipts)
                 nursery.start_soon(self._joining.keep)
                 nursery.start_soon(self._push)
+                if self._crediting is not None:
+                    nursery.start_soon(self._crediting.work, network)
 
     def _look_at_receipt(self, message: Message) -> Validation:
         """Only trainers of the run say such things. Which of them leads is no fault of who passes it on."""
@@ -207,7 +214,7 @@ class SamplerLoop:
         began = trio.current_time()
         sealed = await self._fill(head, range(request.first, request.first + request.count))
         self._keeping_up.called(request.count, trio.current_time() - began)
-        self._count(sealed)
+        await self._count(sealed, head)
         self.pacing.gave([Envelope.parse(each).id for each in sealed])
         return write_batch(sealed, most=limits.ANSWER_BYTES)
 
@@ -245,7 +252,7 @@ class SamplerLoop:
                 continue
             failures = 0
             slot += self._slots
-            self._count(sealed)
+            await self._count(sealed, head)
             self.pacing.sent(await self._post.put(sealed))
 
     async def _wait_for_a_leader(self) -> None:
@@ -296,6 +303,8 @@ class SamplerLoop:
                     self._joining.doubt()
                 await self._post.settle(receipt)
 
-    def _count(self, sealed: list[bytes]) -> None:
+    async def _count(self, sealed: list[bytes], head: Opened[WeightsHead]) -> None:
         groups = [Envelope.parse(item).claim(TrajectoryGroup, self._run.id) for item in sealed]
         self.tokens.add(sum(group.token_count for group in groups))
+        if self._crediting is not None:
+            await self._crediting.made(sealed, head)

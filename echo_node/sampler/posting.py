@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import trio
@@ -70,7 +70,9 @@ class Post:
         longest: int = LONGEST,
         patience: Patience | None = None,
         luck: random.Random | None = None,
+        told: Callable[[Receipt], Awaitable[None]] | None = None,
     ) -> None:
+        """`told` hears every receipt that counts."""
         self._run = run
         self._identity = identity
         self._blobs = blobs
@@ -78,6 +80,7 @@ class Post:
         self._outbox = outbox
         self._chain = chain
         self._staleness = staleness
+        self._told = told
         self._posted: dict[bytes, _Posted] = {}
         self._redelivery = Redelivery(
             network,
@@ -138,6 +141,8 @@ class Post:
         await self._outbox.acknowledge(receipt.message.accepted_ids())
         refused = {group: why for group, why in receipt.message.refused_ids() if why not in FOR_NOW}
         await self._let_go(await self._outbox.refuse(refused))
+        if self._told is not None:
+            await self._told(receipt.message)
 
     async def _short(self, group: Envelope) -> Envelope:
         """What is sent: the group, or a reference to it, once it can be fetched."""

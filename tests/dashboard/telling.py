@@ -159,6 +159,7 @@ class Story:
             told |= {"verdicts": dict(self.counts["verdicts"])}
         else:
             told |= {"joined": True, "leader_is_silent": False, "accepted": self.accepted, "waiting": 3}
+            told |= {"credit": {"tokens": 40 * self.accepted, "groups": self.accepted, "admitted": 2}}
             told |= {"refused": dict(self.counts["refused"]), "tokens_per_second": speed}
         return told
 

@@ -44,6 +44,7 @@ export function tiles(state) {
   const found = [
     ["Reward", isNumber(progress.reward) ? decimal(progress.reward) : null, trend(progress.reward, before)],
     ["Accepted", isNumber(progress.accepted) ? short(progress.accepted) : null, sum(progress.refused) ? `${short(sum(progress.refused))} refused` : "none refused"],
+    ["Credit", isNumber(progress.credit?.tokens) ? short(progress.credit.tokens) : null, `verified tokens in ${count(progress.credit?.groups ?? 0, "group")}`],
     ["Honest", progress.verdicts ? short(progress.verdicts.honest ?? 0) : null, count(dishonest(progress.verdicts), "forgery", "forgeries")],
     ["Version", isNumber(progress.version) ? whole(progress.version) : null, isNumber(progress.step) ? `step ${whole(progress.step)}` : isNumber(progress.engine_version) ? `the engine has ${whole(progress.engine_version)}` : "the newest here"],
     ["Tokens a second", isNumber(progress.tokens_per_second) ? short(progress.tokens_per_second) : null, totals.tokens ? `${short(totals.tokens)} learnt from` : "over the last seconds"],
