@@ -11,7 +11,7 @@ import logging
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import trio
 
@@ -31,6 +31,8 @@ from protocol.manifest import ModelFile
 
 log = logging.getLogger(__name__)
 
+Tell: TypeAlias = Callable[[Pulling | str], None]
+"""Who hears how far it is, or what is in the way."""
 ARRIVE_PAUSES: Final = (1.0, 2.0, 5.0, 10.0)
 """Between tries to fetch what nobody has given yet; the last one goes on."""
 _WEIGHTS: Final = "model.safetensors"
@@ -59,7 +61,7 @@ async def arrive(
     *,
     link: Link | None = None,
     allowance: Allowance = EVERYTHING,
-    tell: Callable[[str], None] = lambda _words: None,
+    tell: Tell = lambda _now: None,
 ) -> Path:
     """The run's model in `folder`/model, with its weights in a store beside it. Goes on trying until it has them."""
     model = folder / "model"
@@ -75,7 +77,7 @@ async def arrive(
     return model
 
 
-async def _patiently(work: Callable[[], object], tell: Callable[[str], None]) -> None:
+async def _patiently(work: Callable[[], object], tell: Tell) -> None:
     """Peers come and go: what cannot be had now may be had soon."""
     tries = 0
     while True:
@@ -116,7 +118,7 @@ async def _fetch_weights(
     model: Path,
     link: Link | None,
     allowance: Allowance,
-    tell: Callable[[str], None],
+    tell: Tell,
 ) -> None:
     rules = Rules.of(manifest)
     layout = await fetch_layout(network, rules, _helpers(network, manifest.message))
@@ -124,9 +126,6 @@ async def _fetch_weights(
         needed = STATES * FlatLayout(layout).anchor_size
     _check_room(needed, folder, allowance.disk)  # before a store takes its room
     floor = (link.term, link.version, link.head) if link else None
-
-    def say(now: Pulling) -> None:
-        tell(str(now))
 
     async with open_store(
         folder / "weights",
@@ -142,7 +141,7 @@ async def _fetch_weights(
             named=_helpers(network, manifest.message),
             uplink=Uplink(allowance.up),
             downlink=Throttle(allowance.down),
-            tell=say,
+            tell=tell,
         )
         async with puller.work():
             await _pull_newest(puller, _helpers(network, manifest.message), tell)
@@ -161,7 +160,7 @@ async def _fetch_weights(
         await trio.to_thread.run_sync(write)
 
 
-async def _pull_newest(puller: Puller, helpers: Collection[bytes], tell: Callable[[str], None]) -> None:
+async def _pull_newest(puller: Puller, helpers: Collection[bytes], tell: Tell) -> None:
     """Hold the newest version that can be had, however often it takes; a newer head is tried at once."""
     for tries in itertools.count():
         pause = ARRIVE_PAUSES[min(tries, len(ARRIVE_PAUSES) - 1)]

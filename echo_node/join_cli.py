@@ -16,10 +16,13 @@ import typer
 from echo_node.keys_cli import State
 
 if TYPE_CHECKING:
+    from echo_node.state import StateFolder
     from echo_node.trainer.ranks import Ranks
     from protocol import Manifest, Opened
 
 DEVICES: Final = ("auto", "cpu", "cuda", "mps")
+_TRIES: Final = 3
+"""How often a person may mistype a passphrase."""
 
 
 def join(
@@ -247,6 +250,7 @@ def join(
         page_token=page_buttons,
         agree=_say_yes if yes else agree,
         choose=choose,
+        offer_backup=_offer_nothing if yes or as_json else offer_backup,
     )
     os.nice(nice)
     with _ranks(nproc) if chosen == "trainer" else nullcontext() as ranks:
@@ -297,11 +301,41 @@ def agree(manifest: Opened[Manifest]) -> bool:
     )
     if not sys.stdin.isatty():
         raise ConfigError("nobody is there to agree to this run", advice="add --yes")
+    return _said_yes("Work for it?")
+
+
+def _said_yes(question: str) -> bool:
     try:
-        return typer.confirm("Work for it?", default=True, err=True)
+        return typer.confirm(question, default=True, err=True)
     except typer.Abort:  # Ctrl-D: nobody said yes
         typer.echo(err=True)
         return False
+
+
+def _offer_nothing(place: StateFolder) -> None:
+    """Nobody is to be asked; a line reminds them."""
+
+
+def offer_backup(place: StateFolder) -> None:
+    """Ask a person, once, whether a key that was just made shall have its backup now."""
+    from echo_node.errors import ConfigError
+    from echo_node.keys_cli import keep_backup
+
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    typer.echo(f"The key in {place.key} is new, and only it says who this node is.", err=True)
+    if not _said_yes("Make a backup of it now, encrypted by a passphrase?"):
+        return
+    for _ in range(_TRIES):
+        try:
+            keep_backup(place, place.path / f"backup-{place.identity().peer_id[-8:]}.txt")
+        except typer.Abort:  # Ctrl-D: no passphrase, no backup
+            typer.echo(err=True)
+            return
+        except ConfigError as error:
+            typer.echo(f"no backup: {error}", err=True)
+        else:
+            return
 
 
 def choose(runs: Sequence[Opened[Manifest]]) -> Opened[Manifest]:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import trio
+from rich.console import Console
 
-from echo_node import program, state
+from echo_node import fetching, program, state
 from echo_node.allowance import EVERYTHING, Allowance
 from echo_node.arriving import arrive
 from echo_node.control.serving import NodeHand, under_control
@@ -61,12 +62,16 @@ def _agree(_manifest: Opened[Manifest]) -> bool:
     return True
 
 
+def _leave_it(_place: StateFolder) -> None:
+    return
+
+
 @dataclass(frozen=True, slots=True)
 class Wishes:
     """What a person asks for when a node joins. `run` is what `echo_node.seeking` reads; a bootstrap needs none.
 
     `page` is the port of the page, 0 for any that is free, none for no page. `agree` is asked whether to work for a run
-    that was found on the network, and `choose` which of several.
+    that was found on the network, and `choose` which of several; a node whose key is new calls `offer_backup`.
     """
 
     role: Role
@@ -89,6 +94,7 @@ class Wishes:
     page_token: bool = False
     agree: Callable[[Opened[Manifest]], bool] = _agree
     choose: Choose = _first
+    offer_backup: Callable[[StateFolder], None] = _leave_it
 
 
 def join(wishes: Wishes, events: Events, ranks: Ranks | None = None) -> None:
@@ -125,7 +131,7 @@ class _Session:
         self._gate = Gate(events.tell)
         self._node: Node | None = None
         self._network: Libp2pNetwork | None = None
-        self._next_word = 0.0
+        self._is_new = not place.key.exists()
         self.identity = place.identity()
 
     def check(self, told: Manifest) -> None:
@@ -166,6 +172,8 @@ class _Session:
             state=str(wishes.state),
             **of,
         )
+        if self._is_new:
+            wishes.offer_backup(self._place)
 
     async def seed(self) -> None:
         """Be a node that others meet at."""
@@ -266,14 +274,15 @@ class _Session:
             raise ConfigError("the run was not agreed to", advice="nothing was fetched and nothing was run")
         folder = self._place.run(manifest.id)
         if wishes.model is None:
-            model = await arrive(
-                network,
-                manifest,
-                folder,
-                link=sought.link,
-                allowance=wishes.allowance,
-                tell=self._tell_fetching,
-            )
+            with fetching.shown(self._events, Console(stderr=True)) as tell_fetching:
+                model = await arrive(
+                    network,
+                    manifest,
+                    folder,
+                    link=sought.link,
+                    allowance=wishes.allowance,
+                    tell=tell_fetching,
+                )
         else:
             model = await trio.to_thread.run_sync(model_folder, wishes.model)
         run = await trio.to_thread.run_sync(Run.open, manifest.sealed, model)
@@ -284,13 +293,6 @@ class _Session:
             name=run.told.name,
         )
         return run
-
-    def _tell_fetching(self, words: str) -> None:
-        """How far it is, once a second at most."""
-        now = trio.current_time()
-        if now >= self._next_word:
-            self._next_word = now + 1.0
-            self._events.tell("fetching", words, text=words)
 
     async def _watch_disk(self) -> None:
         """Pause while the state takes more than is allowed."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from echo_node.state import StateFolder
 
 app = typer.Typer(no_args_is_help=True, help="This node's identity: show it, back it up, restore it.")
 
@@ -55,15 +58,20 @@ def backup(
 ) -> None:
     """A backup of the key, encrypted by a passphrase: nine short lines, to be printed and kept.
 
-    With it and the passphrase `echo-node keys restore` brings this node's identity, and what it has earned, back onto any
-    machine. Without the passphrase it is worthless, to others and to you.
+    With it and the passphrase `echo-node keys restore` brings this node's identity, under which verifiers count what it has
+    earned, back onto any machine. Without the passphrase it is worthless, to others and to you.
     """
-    from echo_node.backup import check_passphrase, write_backup
     from echo_node.config import state_home
-    from echo_node.errors import ConfigError, StoreError, boundary, looking_at
     from echo_node.state import prepared
 
-    place = prepared(state or state_home())
+    keep_backup(prepared(state or state_home()), out, passphrase_file)
+
+
+def keep_backup(place: StateFolder, out: Path | None, passphrase_file: Path | None = None) -> None:
+    """Write a backup into a new file, or to standard output, and note that there is one."""
+    from echo_node.backup import check_passphrase, write_backup
+    from echo_node.errors import ConfigError, StoreError, boundary, looking_at
+
     identity = place.identity()
     if out is not None:
         with looking_at(out, advice="give --out a new name, in a folder of yours"):

@@ -256,6 +256,33 @@ def test_a_person_at_a_terminal_is_asked_twice_and_nothing_is_echoed(tmp_path):
         assert (b"KEY BACKUP" in said) == (code == 0)
 
 
+def test_at_its_first_start_on_a_terminal_a_node_offers_a_backup_and_never_again(tmp_path):
+    words = ("join", "--role", "bootstrap", "--no-page", "--listen", "/ip4/127.0.0.1/tcp/0")
+    node = [sys.executable, "-m", "echo_node.cli", *words, "--state", str(tmp_path)]
+    at_a_terminal = f"import pty, sys; sys.exit(pty.spawn({node!r}) >> 8)"
+    mistyped = ((b"backup: ", PASSPHRASE), (b"again: ", "something else"))
+    twice = ((b"backup: ", PASSPHRASE), (b"again: ", PASSPHRASE))
+    for answers in (((b"[Y/n]: ", "y"), *mistyped, *twice), ()):
+        with subprocess.Popen(
+            [sys.executable, "-c", at_a_terminal], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            said = b""
+            for prompt, typed in (*answers, (b"others reach it at ", "\x03")):
+                while prompt not in said:
+                    more = os.read(process.stdout.fileno(), 4096)
+                    assert more, said
+                    said += more
+                said = said.partition(prompt)[2]
+                os.write(process.stdin.fileno(), typed.encode() + b"\n")
+            said += process.stdout.read()
+            process.stdin.close()
+            assert process.wait(timeout=60) == 0, said
+        assert b"keys backup" not in said, "there is nothing to be reminded of"
+    (kept,) = tmp_path.glob("backup-*.txt")
+    assert read_backup(kept.read_text(), PASSPHRASE).peer_id == prepared(tmp_path).identity().peer_id
+    assert kept.stat().st_mode & 0o077 == 0
+
+
 def test_without_a_terminal_the_file_is_asked_for(tmp_path):
     command = [sys.executable, "-m", "echo_node.cli", "keys", "backup", "--state", str(tmp_path)]
     done = subprocess.run(
