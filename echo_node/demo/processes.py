@@ -107,7 +107,7 @@ class SwarmDemo:
         write_run(self._run, told, sealed)
 
     def _verification(self) -> VerificationTable:
-        """Groups that are asked for are used at once, so the trainer looks itself; else verifiers vouch for them first."""
+        """A trainer that asks looks itself, so that no step waits for a verdict; else verifiers vouch while groups wait."""
         if not self.config.hostile:
             return VerificationTable()
         policy: Literal["self", "sampled"] = "self" if self.config.mode == "sequential" else "sampled"
