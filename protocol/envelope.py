@@ -133,7 +133,12 @@ def sign_body(kind: str, body: bytes, identity: Identity, run: bytes) -> bytes:
 
 def verify_body(kind: str, body: bytes, signer: bytes, signature: bytes, run: bytes) -> None:
     """Raise unless `signature` is `signer`'s over this body, as `sign_body` makes it."""
-    verify(signer, signature, _signed_bytes(kind, message_id(kind, run, signer, body)))
+    verify_id(kind, message_id(kind, run, signer, body), signer, signature)
+
+
+def verify_id(kind: str, identity: bytes, signer: bytes, signature: bytes) -> None:
+    """Raise unless `signature` is `signer`'s over the message of this id, for who has only the id left."""
+    verify(signer, signature, _signed_bytes(kind, identity))
 
 
 def open_sealed(sealed: bytes, kind: type[T], run: bytes, *, signer: bytes | None = None) -> Opened[T]:

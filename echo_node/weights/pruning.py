@@ -7,6 +7,7 @@ over it on the way to such a version: then the cut is made at an older one.
 
 from __future__ import annotations
 
+from echo_node.weights.account import account_of
 from echo_node.weights.journal import Head
 from echo_node.weights.truth import Truth
 
@@ -46,6 +47,7 @@ def _leading_to(truth: Truth, heads: tuple[Head, ...]) -> set[bytes]:
     """Everything that leads to these heads from one another, or from an anchor."""
     inside = {None, *(head.id for head in heads)}
     names = {head.message.roster for head in heads}
+    names.update(blob for head in heads if (blob := account_of(head.message)) is not None)
     for head in heads:
         for route in head.message.routes:
             if route.base in inside:

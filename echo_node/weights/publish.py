@@ -7,8 +7,9 @@ starts again finds the head that it kept last, and gives the same bytes. So an h
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 from echo_node.net.blobs.shelf import InFile
 from echo_node.weights.journal import Head
@@ -35,6 +36,7 @@ class Cadence:
 
 WHOLE: Final = Cadence(anchor_share=-1.0)
 """Every version has an anchor: for models so small that it does not matter."""
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,8 +83,18 @@ class Publisher:
                 self._store.walk(self._store.truth.way(newest.id, () if here is None else (here.id,)))
             return self._publication(newest)
 
-    def publish(self, state: State, *, step: int, roster: Roster, groups: Sequence[bytes]) -> Publication:
-        """The next version: these weights, trained on these groups, to be sampled by this roster."""
+    def publish(
+        self,
+        state: State,
+        *,
+        step: int,
+        roster: Roster,
+        groups: Sequence[bytes],
+        ext: Mapping[str, Any] = _NOTHING,
+    ) -> Publication:
+        """The next version: these weights, trained on these groups, to be sampled by this roster. Blobs that `ext` names
+        are in the store already.
+        """
         store = self._store
         with store.turn():
             self.resume()
@@ -101,6 +113,7 @@ class Publisher:
                 step=step,
                 term=term,
                 version=version,
+                ext=ext,
             )
             run = store.follower.rules.run
             head = open_sealed(seal(message, self._identity, run), WeightsHead, run)

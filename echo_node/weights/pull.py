@@ -167,10 +167,13 @@ class Puller:
 
     async def roster(self, head: Head) -> Roster:
         """Who may sample under a head."""
-        blob = head.message.roster
+        return decode(Roster, await self.named(head, head.message.roster, limits.ROSTER_BYTES))
+
+    async def named(self, head: Head, blob: bytes, most: int) -> bytes:
+        """A blob of at most so many bytes that a head names; from now on it is in the store."""
         if not self.store.blobs.has(blob):
-            await self._fetch([Want(blob, most=limits.ROSTER_BYTES)], head, ())
-        return decode(Roster, await trio.to_thread.run_sync(self.store.blobs.read, blob, limits.ROSTER_BYTES))
+            await self._fetch([Want(blob, most=most)], head, ())
+        return await trio.to_thread.run_sync(self.store.blobs.read, blob, most)
 
     def _is_past(self, head: Head) -> bool:
         """Whether a later version is held."""
