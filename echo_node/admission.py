@@ -151,8 +151,8 @@ class Admission:
         """Whether a sampler is in the roster of a head that can still be sampled under."""
         return any(sampler in known.members for known in self._known.values())
 
-    def _is_signed(self, envelope: Envelope) -> bool:
-        """Strangers are not worth the cost of a signature."""
+    def is_signed(self, envelope: Envelope) -> bool:
+        """Whether a sampler has really said something. Strangers are not worth the cost of a signature."""
         if not self.is_member(envelope.signer) or envelope.run != self._run.id:
             return False
         try:
@@ -166,11 +166,11 @@ class Admission:
         try:
             candidate = self._candidate(envelope, company)
         except _RefusalError as refusal:
-            return Refused(envelope.id, refusal.reason, str(refusal), self._is_signed(envelope))
+            return Refused(envelope.id, refusal.reason, str(refusal), self.is_signed(envelope))
         except BadSignatureError as error:
             return Refused(envelope.id, "wrong-signature", str(error))
         except ProtocolError as error:
-            return Refused(envelope.id, "malformed", str(error), self._is_signed(envelope))
+            return Refused(envelope.id, "malformed", str(error), self.is_signed(envelope))
         company[candidate.slot[:2]] += 1
         return candidate
 

@@ -273,6 +273,7 @@ class Node:
                 self._identity,
                 store,
                 place,
+                journal,
                 uplink=self._uplink,
                 downlink=self._downlink,
             )

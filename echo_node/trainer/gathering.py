@@ -180,12 +180,16 @@ class GossipSource:
                     faults.append("full")
                     self._release(judged)
                     self._receipts.refuse(judged.group.id, "full")
+            past = frozenset[bytes]()
             try:
                 if good:
-                    await self._journal.keep([KeptGroup.of(each.group, each.step) for each in good])
+                    past = await self._journal.keep([KeptGroup.of(each.group, each.step) for each in good])
             finally:
                 self._buffer.reserved.clear()
             for each in good:
+                if each.group.id in past:  # another trainer used it, and said that it was of another slot
+                    self._receipts.refuse(each.group.id, "duplicate")
+                    continue
                 self._buffer.put(each)
                 self._receipts.accept(each.group.id)
         if self._wanting.seconds is None:

@@ -3,7 +3,8 @@
 A batch is written down, in its order and with its rewards, before anything is learnt from it. So after `kill -9` the same
 batches can be learnt from again and give the same bits, and no group is lost or used twice. Once a checkpoint covers a batch,
 only the facts of its groups and their signatures stay, which is what `echo-node weights provenance` reads; so the signatures
-of all that was ever learnt from can be checked again. It knows no network and no model.
+of all that was ever learnt from can be checked again. A trainer that stands by writes down what the leader has learnt from, and
+what it acknowledged. It knows no network and no model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 
 from echo_node.errors import StoreError, boundary
 from echo_node.net.outbox.durable import DurableFile, Kind, open_durable
-from protocol import Opened, TrajectoryGroup
+from protocol import Opened, TrajectoryGroup, limits
 
 BATCHES_KEPT: Final = 100_000
 """Batches whose groups can be named; of older ones the heads' Merkle roots are what is left."""
@@ -28,6 +29,9 @@ VERDICTS_KEPT: Final = 65_536
 JOURNAL_MARK: Final = 0x4563_544A
 _IN_MEMORY: Final = Path(":memory:")
 _WAITING, _DRAWN, _DROPPED = 0, 1, 2
+_ANY: Final = limits.SAFE_INTEGER
+"""No version is later."""
+_LAST_NUMBER: Final = "SELECT coalesce(max(number), 0) FROM batches WHERE version <= ?"
 _KIND: Final = Kind(
     name="training journal",
     mark=JOURNAL_MARK,
@@ -71,6 +75,8 @@ class KeptGroup:
     sealed: bytes | None
     rewards: tuple[float, ...] | None = None
     """Of its completions, as the trainer computed them; none, before that."""
+    signature: bytes | None = None
+    """Its sampler's, where its bytes were never here."""
 
     @classmethod
     def of(
@@ -115,10 +121,24 @@ class TrainingJournal:
     def __init__(self, file: DurableFile) -> None:
         self._file = file
 
-    async def keep(self, groups: Sequence[KeptGroup]) -> None:
-        """Have these groups wait; from now on they may be acknowledged."""
+    async def keep(self, groups: Sequence[KeptGroup]) -> frozenset[bytes]:
+        """Have these groups wait; from now on they may be acknowledged. Returns those that were used or dropped before."""
         rows = [(*_facts(group), _WAITING, group.sealed) for group in groups]
-        await self._file.transact(lambda file: file.executemany(_KEEP, rows))
+
+        def write(file: sqlite3.Connection) -> frozenset[bytes]:
+            file.executemany(_KEEP, rows)
+            return frozenset(each.id for each in groups if file.execute(_IS_PAST, (each.id,)).fetchone())
+
+        return await self._file.transact(write)
+
+    async def expire(self, step: int) -> int:
+        """Drop what waits and was drawn from policies before a step. How many groups still wait."""
+
+        def write(file: sqlite3.Connection) -> int:
+            file.execute(_EXPIRE, (step,))
+            return int(file.execute("SELECT count(*) FROM groups WHERE state = 0").fetchone()[0])
+
+        return await self._file.transact(write)
 
     async def drop(self, why: Mapping[bytes, str]) -> None:
         """These groups are not learnt from, and why. What a batch has is past changing."""
@@ -145,6 +165,30 @@ class TrainingJournal:
                 rewards = _packed(group.rewards or ())
                 if not file.execute(_DRAW, (batch.number, place, rewards, group.id)).rowcount:
                     raise StoreError(f"group {group.id.hex()[:16]} was used before, or dropped")
+            return frozenset()
+
+        return await self._file.transact(write)
+
+    async def follow(self, batches: Sequence[Batch]) -> frozenset[bytes]:
+        """Write down batches that another trainer has learnt from: all of them or nothing. Numbers are this journal's own.
+
+        Whatever was thought of their groups here, they were used. Where some are in batches already, nothing is written, and
+        these are returned.
+        """
+
+        def write(file: sqlite3.Connection) -> frozenset[bytes]:
+            ids = [group.id for batch in batches for group in batch.groups]
+            if twice := frozenset(each for each in ids if file.execute(_IS_USED, (each,)).fetchone()):
+                return twice
+            for batch in batches:
+                number = max(batch.number, file.execute(_LAST_NUMBER, (_ANY,)).fetchone()[0] + 1)
+                row = (number, batch.policy_step, batch.version, batch.tip)
+                file.execute("INSERT INTO batches VALUES (?, ?, ?, ?)", row)
+                for place, group in enumerate(batch.groups):
+                    file.execute(_KEEP, (*_facts(group), _WAITING, None))
+                    rewards = _packed(group.rewards or ())
+                    values = (number, place, rewards, group.sealed, group.signature, group.id)
+                    file.execute(_FOLLOW, values)
             return frozenset()
 
         return await self._file.transact(write)
@@ -209,9 +253,9 @@ class TrainingJournal:
 
         return await self._file.transact(read)
 
-    async def last_number(self) -> int:
-        """The number of the newest batch; 0, if there is none."""
-        return int((await self._rows("SELECT coalesce(max(number), 0) FROM batches"))[0][0])
+    async def last_number(self, version: int = _ANY) -> int:
+        """The number of the newest batch, of versions up to one; 0, if there is none."""
+        return int((await self._rows(_LAST_NUMBER, (version,)))[0][0])
 
     async def states(self) -> dict[bytes, str]:
         """What became of each group that is known: `waiting`, `drawn`, or why it was dropped."""
@@ -308,6 +352,11 @@ _KEEP = """INSERT OR IGNORE INTO groups (id, sampler, slot, head, step, state, w
     VALUES (?, ?, ?, ?, ?, ?, '', ?)"""
 _DRAW = "UPDATE groups SET state = 1, batch = ?, place = ?, rewards = ? WHERE id = ? AND state = 0"
 _DROP = "UPDATE groups SET state = 2, why = ?, sealed = NULL WHERE id = ? AND state = 0"
+_IS_PAST = "SELECT 1 FROM groups WHERE id = ? AND state != 0"
+_EXPIRE = "UPDATE groups SET state = 2, why = 'stale', sealed = NULL WHERE state = 0 AND step < ?"
+_FOLLOW = """UPDATE groups SET state = 1, why = '', batch = ?, place = ?, rewards = ?, sealed = coalesce(sealed, ?), signature = ?
+    WHERE id = ?"""
+_IS_USED = "SELECT 1 FROM groups WHERE id = ? AND batch IS NOT NULL"
 _DISOWN = """UPDATE groups SET state = 2, why = 'forked-head', sealed = NULL, batch = NULL, place = NULL, rewards = NULL
     WHERE batch = ?"""
 # A sealed message ends with the 64 bytes of its signature, which is over the id: the two are enough to check it.

@@ -26,6 +26,7 @@ from echo_node.net.throttle import Uplink
 from echo_node.pausing import Gate
 from echo_node.referring import Fetching
 from echo_node.run import Run
+from echo_node.trainer.accounting import account_for
 from echo_node.trainer.asking import NobodyAnswersError, SequentialSource
 from echo_node.trainer.gathering import GossipSource
 from echo_node.trainer.heeding import Heeding
@@ -43,6 +44,7 @@ from echo_node.trainer.step import StepFigures, TrainStep
 from echo_node.trainer.verdicts import VerdictPolicy
 from echo_node.trainer.vetting import Vetting
 from echo_node.trainer.vouching import Vouching
+from echo_node.weights.account import naming
 from echo_node.weights.offering import Offering
 from echo_node.weights.publish import Publication, Publisher
 from protocol import (
@@ -139,10 +141,8 @@ class TrainerLoop:
         self._refused: Counter[str] = Counter()
         self._vouching = Vouching(run, network, self._policy, self._receipts, self._refused)
         self._vetting = Vetting(run, self._policy, self._heeding, self._receipts, journal, self._refused)
-        self._carried: list[bytes] = []
-        """Groups that were learnt from since the last head, which the next one commits to."""
-        self._unpublished = 0
-        """Batches since the last head."""
+        self._carried: list[Batch] = []
+        """What was learnt from since the last head, to which the next one commits."""
         self._number = 0
         """Of the last batch."""
         self._learning = False
@@ -388,8 +388,7 @@ class TrainerLoop:
         self._learning = True
         figures = await trio.to_thread.run_sync(learn, self._step, batch)
         self._number, self._fruitless = batch.number, 0
-        self._unpublished += 1
-        self._carried += [group.id for group in batch.groups]
+        self._carried.append(batch)
         self._policy.used(group.id for group in batch.groups)
         published = await self._publish() if self._is_head_due() else None
         done = time.monotonic()
@@ -427,7 +426,7 @@ class TrainerLoop:
         told = self._tip.message
         too_old = self._step.version - told.step > self._bound
         is_async = self._run.is_async(told.version)
-        return not is_async or too_old or self._unpublished >= self._run.told.sync.head_every
+        return not is_async or too_old or len(self._carried) >= self._run.told.sync.head_every
 
     # What others see
 
@@ -436,7 +435,6 @@ class TrainerLoop:
         self._roster = self._desk.roster()
         made = await trio.to_thread.run_sync(self._make, tuple(self._carried), self._roster)
         self._carried.clear()
-        self._unpublished = 0
         self._admission.published(made.head, self._roster)
         await self._announce(made.head)
         return made.head
@@ -447,9 +445,14 @@ class TrainerLoop:
         self._announced = head
         await self._network.publish(topics.topic(self._run.id, topics.HEADS), head.sealed)
 
-    def _make(self, trained: Sequence[bytes], roster: Roster) -> Publication:
+    def _make(self, trained: Sequence[Batch], roster: Roster) -> Publication:
+        account = account_for(trained)
         made = self._publisher.publish(
-            state_of(self._step), step=self._step.version, roster=roster, groups=trained
+            state_of(self._step),
+            step=self._step.version,
+            roster=roster,
+            groups=[group.id for batch in trained for group in batch.groups],
+            ext={} if account is None else naming(self._publisher.store.blobs.put(account)),
         )
         self._publisher.store.prune(versions=self._bound + 2, settled=made.head.id)
         return made

@@ -57,20 +57,20 @@ async def resume(
     """Bring a fresh `step` to where the one before it was. `folder` has its checkpoints; `learnt` hears of each replayed batch."""
     published = await trio.to_thread.run_sync(publisher.resume)
     tip = published.head if published else None
-    done = await trio.to_thread.run_sync(_restore, step, folder, tip)
-    batches = await journal.batches(after=done)
+    done, covered = await trio.to_thread.run_sync(_restore, step, folder, tip)
+    # Batches of others have numbers of this journal's own: it is the version that says which are in the checkpoint.
+    batches = await journal.batches(after=min(done, await journal.last_number(covered)))
     if batches and tip is None:
         raise StoreError(
             "the journal has batches, and the store of weights is empty",
             advice="put the trainer's folder back as it was, or begin with an empty one",
         )
     last = max(done, await journal.last_number())
-    told, pending = _in_chain(batches, publisher.store.follower.heads)
-    if left := [batch.number for batch in batches if batch not in told and batch not in pending]:
-        log.warning("%d batches of a branch that was left are not used", len(left))
-        await journal.disown(left)
-    if not all(batch.is_whole for batch in told):
-        log.warning("no checkpoint covers what the journal has settled: what was published counts")
+    heads = publisher.store.follower.heads
+    committed, pending = await in_chain(journal, batches, heads)
+    told = [batch for batch in committed if batch.version > covered]
+    if not _lead_on(told, heads, covered):
+        log.warning("the journal lacks what came after the checkpoint: what was published counts")
         told = []
     for batch in told:
         figures = await trio.to_thread.run_sync(learn, step, batch)
@@ -79,12 +79,12 @@ async def resume(
     return StandStill(last, tip, pending, len(told), adopted)
 
 
-def _in_chain(
-    batches: Sequence[Batch], heads: Sequence[Opened[WeightsHead]]
+async def in_chain(
+    journal: TrainingJournal, batches: Sequence[Batch], heads: Sequence[Opened[WeightsHead]]
 ) -> tuple[list[Batch], tuple[Batch, ...]]:
     """Batches that heads of the chain commit to, and those that were drawn under its newest head and are in none.
 
-    Others may have led in between: what this trainer drew then may belong to a branch that was left.
+    Others may have led in between: what else this trainer drew belongs to a branch that was left, and is disowned.
     """
     by_version: dict[int, list[bytes]] = {}
     for batch in batches:
@@ -94,11 +94,26 @@ def _in_chain(
         for head in heads
         if (ids := by_version.get(head.message.version)) and merkle_root(sorted(ids)) == head.message.groups
     }
-    told = [batch for batch in batches if batch.version in committed]
+    told = sorted(
+        (batch for batch in batches if batch.version in committed),
+        key=lambda batch: (batch.version, batch.number),
+    )
     tip = heads[-1] if heads else None
     newest = tip.message.version if tip else -1
-    pending = (batch for batch in batches if tip and batch.version > newest and batch.tip == tip.id)
+    pending = [batch for batch in batches if tip and batch.version > newest and batch.tip == tip.id]
+    if left := [batch.number for batch in batches if batch not in told and batch not in pending]:
+        log.warning("%d batches of a branch that was left are not used", len(left))
+        await journal.disown(left)
     return told, tuple(pending)
+
+
+def _lead_on(batches: Sequence[Batch], heads: Sequence[Opened[WeightsHead]], covered: int) -> bool:
+    """Whether whole batches lead from a version to the newest, without a gap: another may have led unheard."""
+    nothing, known = merkle_root([]), {batch.version for batch in batches}
+    later = (head.message for head in reversed(heads) if head.message.version > covered)
+    return all(batch.is_whole for batch in batches) and all(
+        each.version in known or each.groups == nothing for each in later
+    )
 
 
 def learn(step: TrainStep, batch: Batch) -> StepFigures:
@@ -123,11 +138,11 @@ def keep_checkpoint(folder: Path, step: TrainStep, number: int, version: int) ->
     write_checkpoint(folder, dataclasses.replace(made, notes=notes))
 
 
-def _restore(step: TrainStep, folder: Path | None, tip: Opened[WeightsHead] | None) -> int:
-    """Load the newest checkpoint; returns the number of the last batch that is in it."""
+def _restore(step: TrainStep, folder: Path | None, tip: Opened[WeightsHead] | None) -> tuple[int, int]:
+    """Load the newest checkpoint; returns the number of the last batch that is in it, and its version."""
     found = newest_checkpoint(folder) if folder else None
     if found is None:
-        return 0
+        return 0, -1
     version = int(found.notes.get(_VERSION, "-1"))
     if tip is None or version > tip.message.version:
         raise StoreError(
@@ -135,7 +150,7 @@ def _restore(step: TrainStep, folder: Path | None, tip: Opened[WeightsHead] | No
             advice="put the trainer's folder back as it was; a chain that goes back would be taken for a lie",
         )
     step.restore(found)
-    return int(found.notes.get(_NUMBER, "0"))
+    return int(found.notes.get(_NUMBER, "0")), version
 
 
 def _agree(step: TrainStep, publisher: Publisher, tip: Opened[WeightsHead]) -> bool:

@@ -1,9 +1,10 @@
 """A trainer that does not lead: it follows the chain, holds the newest checkpoint, votes, and takes over when nobody leads.
 
-    await Standby(run, network, identity, store, folder).take_turns(lead)
+    await Standby(run, network, identity, store, folder, journal).take_turns(lead)
 
-`lead` trains on what is in the store and the folder until it is done or cancelled: there are the weights of the head at
-which the term begins, and the replicated checkpoint from which the masters come. It knows nothing of how that is done.
+`lead` trains on what is in the store, the folder and the journal until it is done or cancelled: there are the weights of the
+head at which the term begins, the replicated checkpoint from which the masters come, what the chain was trained on since, and
+groups that wait. It knows nothing of how that is done.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 
 import trio
 
-from echo_node.errors import ConfigError, EchoError, PeerError, StoreError
+from echo_node.errors import ConfigError, EchoError, PeerError, StoreError, boundary
 from echo_node.net.base import Network
 from echo_node.net.blobs.blobs import Blobs
 from echo_node.net.throttle import Throttle, Uplink
@@ -28,7 +29,11 @@ from echo_node.terms.lease import Lease
 from echo_node.terms.reign import DeposedError, Reign
 from echo_node.terms.replicas import Borrowing, Lending
 from echo_node.terms.voting import VoteBox, VotingDesk
+from echo_node.trainer.accounting import Accounting
 from echo_node.trainer.checkpoint import LARGEST_FILE, from_bytes, read_checkpoint, write_checkpoint
+from echo_node.trainer.journal import TrainingJournal
+from echo_node.trainer.overhearing import Overhearing
+from echo_node.trainer.settings import training_settings
 from echo_node.weights import disk
 from echo_node.weights.journal import Head
 from echo_node.weights.pull import Puller
@@ -58,6 +63,7 @@ class Standby:
         identity: Identity,
         store: WeightsStore,
         folder: Path,
+        journal: TrainingJournal,
         *,
         uplink: Uplink | None = None,
         downlink: Throttle | None = None,
@@ -66,6 +72,8 @@ class Standby:
         if identity.public not in rules.trainers:
             raise ConfigError("this key is none of the run's trainers", advice="its author must name it")
         self._store = store
+        self._journal = journal
+        self._bound = run.told.sync.staleness
         self._checkpoints = folder / "checkpoints"
         self._beat_seconds = terms.heartbeat_ms / 1000
         self._before = rules.trainers[: rules.trainers.index(identity.public)]
@@ -82,6 +90,11 @@ class Standby:
             most=CHECKPOINT_SHARE * store.flat.size + CHECKPOINT_REST,
             blobs=Blobs(network, downlink=downlink),
         )
+        self._covered = -1
+        """The version of the newest checkpoint that came from another trainer."""
+        room = (self._bound + 1) * training_settings(run.told).batch_groups
+        self._overhearing = Overhearing(run, network, store, journal, room)
+        self._accounting = Accounting(self._puller, journal, self._bound, self._overhearing.bytes_of)
         self._pulse = Pulse(network, hearing, self.lease, told=self.borrowing.hear)
         box = VoteBox(folder / "votes", identity, run.id)
         self._desk = VotingDesk(network, hearing, self.lease, box, held=lambda: store.tip)
@@ -112,7 +125,12 @@ class Standby:
         if not self.candidate.leads:
             async with self._puller.work(), trio.open_nursery() as nursery:
                 with self._desk.serve():
-                    for task in (self._pulse.follow, self.borrowing.follow, self._keep_up):
+                    for task in (
+                        self._pulse.follow,
+                        self.borrowing.follow,
+                        self._overhearing.follow,
+                        self._keep_up,
+                    ):
                         nursery.start_soon(task)
                     await self._win()
                 nursery.cancel_scope.cancel()
@@ -122,12 +140,14 @@ class Standby:
     # Following
 
     async def _keep_up(self) -> None:
-        """Hold the weights and the roster of every new head: without them nobody could go on from it."""
+        """Hold the weights and the roster of every new head, and know its groups: else nobody could go on from it."""
         held: bytes | None = None
         while True:
             head = await self._puller.hearing.wait_for_newer(held)
             try:
                 await self._fetch_rosters()
+                await self._accounting.keep_up()
+                await self._let_go(head)
                 await self._puller.pull()
                 held = head.id
             except (PeerError, StoreError) as error:
@@ -140,6 +160,11 @@ class Standby:
             if not self._store.blobs.has(head.message.roster):
                 await self._puller.roster(head)
 
+    async def _let_go(self, tip: Head) -> None:
+        """The bytes of groups that a checkpoint covers may go, as they do where it was made."""
+        number = await self._journal.last_number(self._covered)
+        await self._journal.settle(number, step=tip.message.step - self._bound)
+
     def _held(self) -> Head | None:
         """The newest head of the chain whose weights are here."""
         tip = self._store.tip
@@ -147,8 +172,11 @@ class Standby:
         return tip if tip is not None and any(tip.id == head.id for head in heads) else None
 
     def _keep_checkpoint(self, path: Path) -> None:
-        data = disk.read_whole(path, LARGEST_FILE)
-        write_checkpoint(self._checkpoints, from_bytes(data, blame=PeerError))
+        made = from_bytes(disk.read_whole(path, LARGEST_FILE), blame=PeerError)
+        with boundary(PeerError, "reading the version of a checkpoint"):
+            version = int(made.notes.get(_VERSION, "-1"))
+        write_checkpoint(self._checkpoints, made)
+        self._covered = max(-1, min(version, limits.SAFE_INTEGER))
 
     # Taking over
 

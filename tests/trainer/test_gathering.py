@@ -271,7 +271,7 @@ async def test_messages_that_come_while_the_disk_is_busy_are_written_down_togeth
 
         async def noting(groups):
             kept.append(len(groups))
-            await keep(groups)
+            return await keep(groups)
 
         monkeypatch.setattr(trainer.journal, "keep", noting)
         async with trainer.source._turn:

@@ -50,6 +50,55 @@ async def test_a_batch_comes_back_in_its_order_with_its_rewards_to_the_last_bit(
         assert await journal.last_number() == 1
 
 
+def facts(*numbers: int) -> tuple[KeptGroup, ...]:
+    """Groups as another trainer tells of them: without their bytes."""
+    return tuple(
+        KeptGroup(n.to_bytes(32), b"s" * 32, n, bytes(32), 0, None, (0.5, float(n)), b"g" * 64)
+        for n in numbers
+    )
+
+
+async def test_what_another_trainer_has_used_is_used_whatever_was_thought_of_it_here():
+    async with open_journal(None, RUN) as journal:
+        await journal.keep([kept(1), kept(2), kept(3)])
+        await journal.drop({kept(2).id: "forked-head"})
+        assert await journal.follow([Batch(7, 6, 3, facts(1, 2, 9), b"tip")]) == frozenset()
+        assert await journal.waiting() == [kept(3)]
+        assert await journal.keep([kept(9), kept(3), kept(4)]) == {kept(9).id}
+        (batch,) = await journal.batches(version=3)
+        assert (batch.number, batch.policy_step, batch.tip) == (7, 6, b"tip")
+        assert [group.sealed for group in batch.groups] == [kept(1).sealed, None, None]
+        assert [group.rewards for group in batch.groups] == [(0.5, float(n)) for n in (1, 2, 9)]
+        with pytest.raises(StoreError, match="used before"):
+            await journal.draw(Batch(8, 7, 4, scored(9)))
+
+
+async def test_batches_of_another_trainer_get_numbers_of_this_journals_own():
+    async with open_journal(None, RUN) as journal:
+        await journal.draw(Batch(9, 3, 4, scored(1)))
+        await journal.follow([Batch(5, 4, 5, facts(2)), Batch(6, 5, 5, facts(3))])
+        assert [(batch.number, batch.policy_step) for batch in await journal.batches(after=9)] == [
+            (10, 4),
+            (11, 5),
+        ]
+        assert (await journal.last_number(4), await journal.last_number(5)) == (9, 11)
+
+
+async def test_what_was_used_already_is_not_written_down_as_used_again():
+    async with open_journal(None, RUN) as journal:
+        await journal.draw(Batch(1, 0, 1, scored(1)))
+        before = await journal.states()
+        assert await journal.follow([Batch(2, 1, 2, facts(2, 1))]) == {kept(1).id}
+        assert (await journal.states(), await journal.last_number()) == (before, 1)
+
+
+async def test_what_waits_and_is_too_stale_is_dropped():
+    async with open_journal(None, RUN) as journal:
+        await journal.keep([kept(1, step=1), kept(2, step=2), kept(3, step=3)])
+        assert await journal.expire(3) == 1
+        assert sorted((await journal.states()).values()) == ["stale", "stale", "waiting"]
+
+
 async def test_a_group_is_drawn_once_and_a_batch_that_has_it_again_is_not_written_at_all():
     async with open_journal(None, RUN) as journal:
         await journal.draw(Batch(1, 0, 1, scored(1, 2)))

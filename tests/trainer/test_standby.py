@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 import trio
 
 from echo_node.engine.base import TensorBytes
-from echo_node.metrics import Records
 from echo_node.net.memory import MemorySwarm
 from echo_node.net.throttle import Throttle
 from echo_node.run import Run, read_model
 from echo_node.runfile import RunFile, TermsTable, new_run
 from echo_node.terms.voting import VoteBox
 from echo_node.terms.watching import Watch
+from echo_node.trainer.accounting import account_for
 from echo_node.trainer.checkpoint import Checkpoint, newest_checkpoint, write_checkpoint
-from echo_node.trainer.journal import open_journal
-from echo_node.trainer.loop import TrainerLoop
-from echo_node.trainer.settings import training_settings
+from echo_node.trainer.journal import Batch, KeptGroup, open_journal
+from echo_node.trainer.remembering import accounted_since
 from echo_node.trainer.standby import Standby
-from echo_node.trainer.step import TrainStep
+from echo_node.weights.account import naming
 from echo_node.weights.publish import Publisher
 from echo_node.weights.pull import Puller
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
-from protocol import Join, Roster, derive, seal, topics
-from protocol.digest import ZERO
+from protocol import Roster, TrajectoryGroup, derive, open_sealed, topics
 from protocol.manifest import Terms
-from tests.crafting import ENGINE, SAMPLERS, TRAINER, changed_run, identity, open_run
+from tests.crafting import SAMPLERS, TRAINER, changed_run, identity, open_run, sealed_group
 from tests.net.conftest import libp2p, memory
-from tests.trainer.dying import Recording
 
 HEIR, JUDGE = identity("heir"), identity("judge")
 MODEL = read_model(open_run().folder)
@@ -100,11 +98,12 @@ class Leading:
             self.began.set()
             await trio.sleep_forever()
 
-    async def publish(self, state):
+    async def publish(self, state, groups=(), account=None):
         tip = self.publisher.tip
         step = tip.message.step + 1 if tip else 0
+        ext = {} if account is None else naming(self.store.blobs.put(account))
         made = await trio.to_thread.run_sync(
-            lambda: self.publisher.publish(state, step=step, roster=Roster(()), groups=())
+            lambda: self.publisher.publish(state, step=step, roster=Roster(()), groups=groups, ext=ext)
         )
         self.heads.append(made.head)
         for route in made.head.message.routes if self.forgets_weights else ():
@@ -127,8 +126,12 @@ class Leading:
 async def trainer(join, who, folder, run=RUN, **bounds):
     """A trainer that takes its turns, for as long as the block lasts."""
     with opened_store(folder, run) as store:
-        async with join(who) as network, trio.open_nursery() as nursery:
-            standby = Standby(run, network, who, store, folder, **bounds)
+        async with (
+            open_journal(folder / "journal.sqlite", run.id) as journal,
+            join(who) as network,
+            trio.open_nursery() as nursery,
+        ):
+            standby = Standby(run, network, who, store, folder, journal, **bounds)
             leading = Leading(network, store, who, folder)
             nursery.start_soon(standby.take_turns, leading.lead)
             yield standby, leading
@@ -201,6 +204,28 @@ async def test_the_heir_goes_on_from_the_newest_weights_and_checkpoint(tmp_path,
             await until(lambda: back.store.tip == first)
             assert not back.began.is_set(), "it follows, and does not lead"
             assert back.store.follower == after.store.follower
+
+
+async def test_an_account_is_believed_only_if_it_is_what_the_head_commits_to(tmp_path):
+    async with (
+        MemorySwarm() as swarm,
+        trainer(swarm.join, HEIR, tmp_path / "heir") as (heir, after),
+        trainer(swarm.join, TRAINER, tmp_path / "trainer") as (_, before),
+    ):
+        await before.began.wait()
+        under, heads = before.heads[0], []
+        for version in (1, 2):
+            sealed = [sealed_group(RUN, under.id, SAMPLERS[0], 2 * version + n) for n in range(2)]
+            groups = [open_sealed(each, TrajectoryGroup, RUN.id) for each in sealed]
+            used = [KeptGroup.of(each, 0, (1.0,)) for each in groups]
+            told = used if version == 1 else [used[0], replace(used[0], id=used[1].id)]
+            account = account_for([Batch(version, version - 1, version, tuple(told))])
+            ids = [each.id for each in used]
+            heads.append(await before.publish(somewhat_changed(version), ids, account))
+        await until(lambda: {head.id for head in heads} <= heir._accounting._done)
+        journal = heir._journal
+        assert [batch.version for batch in await journal.batches()] == [1]
+        assert await accounted_since(journal, after.store.follower.heads, bound=2) == 2
 
 
 async def test_a_head_whose_weights_went_down_with_the_leader_stops_nobody(tmp_path):
@@ -309,100 +334,3 @@ def test_checkpoints_of_a_branch_that_was_left_are_forgotten(tmp_path):
     assert newest_checkpoint(folder).step == 5
     standby._forget_after(5)
     assert newest_checkpoint(folder).step == 3
-
-
-class Steady(Recording):
-    """Fills the slots of the newest head, and stops before a batch until it is let go on."""
-
-    def __init__(self, store, stop_before):
-        super().__init__(store)
-        self.stop_before = stop_before
-        self.stopped = trio.Event()
-
-    async def next_batch(self, head, number):
-        if number >= self.stop_before:
-            self.stopped.set()
-            await trio.sleep_forever()
-        return await super().next_batch(head, 0)
-
-
-class Training:
-    """A real trainer, which a standby starts whenever it leads."""
-
-    def __init__(self, network, store, who, folder, stop_before, checkpoint_every):
-        self.network, self.store, self.who, self.folder = network, store, who, folder
-        self.checkpoint_every = checkpoint_every
-        self.records = Records()
-        self.loop = None
-        self.source = Steady(store, stop_before)
-
-    async def lead(self):
-        step = await trio.to_thread.run_sync(
-            lambda: TrainStep(RUN.folder, training_settings(RUN.told).step, threads=1, device="cpu")
-        )
-        publisher = Publisher(
-            self.store, self.who, luck=lambda: derive("luck", len(self.store.follower.heads).to_bytes(8))
-        )
-        async with open_journal(self.folder / "journal.sqlite", RUN.id) as journal:
-            if self.who is TRAINER:
-                for sampler in SAMPLERS[:2]:
-                    join = Join(agent="", engine=ENGINE, head=ZERO, name="")
-                    await journal.join(sampler.public, seal(join, sampler, RUN.id))
-            self.loop = TrainerLoop(
-                RUN,
-                self.network,
-                self.who,
-                step=step,
-                publisher=publisher,
-                records=self.records,
-                journal=journal,
-                checkpoints=self.folder / "checkpoints",
-                checkpoint_every=self.checkpoint_every,
-                source=self.source,
-            )
-            self.source.judge = self.loop.judge
-            await self.loop.work(100, first_samplers=2)
-
-
-@asynccontextmanager
-async def training(join, who, folder, stop_before, checkpoint_every):
-    with opened_store(folder) as store:
-        async with join(who) as network, trio.open_nursery() as nursery:
-            standby = Standby(RUN, network, who, store, folder)
-            real = Training(network, store, who, folder, stop_before, checkpoint_every)
-            nursery.start_soon(standby.take_turns, real.lead)
-            yield standby, real
-            nursery.cancel_scope.cancel()
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("every", "learnt", "adopted"),
-    [(1, 4, False), (3, 3, True)],
-    ids=["bit for bit from the newest checkpoint", "from an older one and the newest weights"],
-)
-async def test_training_goes_on_where_the_leader_ended(tmp_path, monkeypatch, every, learnt, adopted):
-    """`learnt` batches are in the checkpoint; the fourth is in the weights anyway."""
-    monkeypatch.setattr("tests.trainer.dying.RUN", RUN)
-    async with (
-        MemorySwarm() as swarm,
-        judge(swarm.join, tmp_path / "judge") as watcher,
-        training(swarm.join, HEIR, tmp_path / "heir", 8, every) as (heir, after),
-    ):
-        async with training(swarm.join, TRAINER, tmp_path / "trainer", 5, every) as (_, before):
-            await until(before.source.stopped.is_set, 120)
-            last = before.store.follower.tip
-            await until(lambda: after.store.tip == last and watcher.hearing.tip == last)
-            await until(lambda: heir.borrowing.kept and heir.borrowing.kept.step == learnt)
-            assert after.loop is None
-        await until(after.source.stopped.is_set, 120)
-        stood = after.loop.stood
-        assert (stood.number, stood.tip) == (learnt, last)
-        assert stood.adopted is adopted, "whether its masters do not round to the bits that were published"
-        new = [head for head in after.store.follower.heads if head.message.term == 2]
-        steps = range(1, 8 - learnt)
-        assert [head.message.version for head in new] == [last.message.version + n for n in steps]
-        assert [head.message.step for head in new] == [last.message.step + n for n in steps]
-        assert new[0].message.anchor is not None
-        assert [record.number for record in after.records.steps] == list(range(learnt + 1, 8))
-        await until(lambda: watcher.hearing.tip == new[-1])

@@ -1,0 +1,120 @@
+"""Accounts of versions: what one trainer says that a version was trained on, and when another believes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from echo_node.errors import PeerError
+from echo_node.trainer import accounting
+from echo_node.trainer.accounting import account_for, batches_of
+from echo_node.trainer.journal import Batch, KeptGroup
+from echo_node.weights.account import Account, account_of, naming
+from protocol import (
+    TrajectoryGroup,
+    WeightsHead,
+    decode,
+    derive,
+    encode,
+    merkle_root,
+    open_sealed,
+    seal,
+)
+from tests.crafting import SAMPLERS, TRAINER, Chain, open_run, sealed_group
+
+RUN = open_run()
+ANN, BOB = SAMPLERS[:2]
+BOUND = 2
+
+
+def kept(head, sampler, slot) -> KeptGroup:
+    opened = open_sealed(sealed_group(RUN, head.id, sampler, slot), TrajectoryGroup, RUN.id)
+    return KeptGroup.of(opened, head.message.step, (0.25, 1 / 3))
+
+
+def trained(chain, batches, steps=None):
+    """The next head, which commits to these batches and names their account."""
+    before = chain._tip.message
+    head = chain.next(ANN, BOB, step=before.step + (len(batches) if steps is None else steps))
+    ids = sorted(group.id for batch in batches for group in batch)
+    told = replace(head.message, groups=merkle_root(ids), ext=naming(derive("any")))
+    return open_sealed(seal(told, TRAINER, RUN.id), WeightsHead, RUN.id)
+
+
+@pytest.fixture(scope="module")
+def history():
+    """Five heads a step apart, two batches that a sixth was trained on, and that one's account."""
+    chain = Chain(RUN)
+    heads = [chain.next(ANN, BOB) for _ in range(5)]
+    batches = ((kept(heads[2], ANN, 0), kept(heads[3], BOB, 0)), (kept(heads[4], ANN, 1),))
+    account = account_for([Batch(n, 0, 0, batch) for n, batch in enumerate(batches)])
+    return [*heads, trained(chain, batches)], batches, account
+
+
+def changed(batches, **changes):
+    """The batches of an account, with something changed in every group."""
+    return tuple(tuple(replace(group, **changes) for group in batch) for batch in batches)
+
+
+def test_an_account_gives_back_the_batches_with_their_order_steps_and_rewards(history):
+    heads, batches, account = history
+    found = batches_of(account, heads, BOUND)
+    assert [(batch.policy_step, batch.version, batch.tip) for batch in found] == [
+        (4, 5, heads[4].id),
+        (5, 5, heads[4].id),
+    ]
+    for batch, told in zip(batches, found, strict=True):
+        assert told.groups == tuple(
+            replace(group, sealed=None, signature=group.sealed[-64:]) for group in batch
+        )
+    assert account_of(heads[-1].message) == derive("any")
+    assert account_of(heads[0].message) is None
+
+
+LIES = {
+    "a group is left out": lambda batches, _: tuple(batch[:1] for batch in batches),
+    "a group stands twice": lambda batches, _: tuple((*batch, batch[0]) for batch in batches),
+    "two batches as one": lambda batches, _: (sum(batches, ()),),
+    "a group that nobody has": lambda batches, _: (batches[0], changed(batches, id=derive("other"))[1]),
+    "another sampler": lambda batches, _: changed(batches, sampler=SAMPLERS[2].public),
+    "a forged signature": lambda batches, _: changed(batches, signature=bytes(64)),
+    "a head that is too old": lambda batches, heads: changed(batches, head=heads[1].id),
+    "a head of another chain": lambda batches, _: changed(batches, head=derive("unheard")),
+    "the head itself": lambda batches, heads: changed(batches, head=heads[-1].id),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_an_account_that_was_manipulated_is_not_believed(history, lie):
+    heads, _, account = history
+    told = lie(decode(Account, account).batches, heads)
+    with pytest.raises(PeerError):
+        batches_of(encode(Account(told)), heads, BOUND)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 200, -1])
+def test_bytes_that_are_no_account_are_refused(history, cut):
+    heads, _, account = history
+    with pytest.raises(PeerError):
+        batches_of(account[:cut], heads, BOUND)
+
+
+def test_an_account_of_groups_that_were_too_stale_is_not_believed(history):
+    heads, _, account = history
+    with pytest.raises(PeerError, match="no head of the newest"):
+        batches_of(account, heads, BOUND - 1)
+
+
+def test_an_account_of_a_version_whose_parent_is_not_known_is_not_believed(history):
+    heads, _, account = history
+    with pytest.raises(PeerError, match="2 batches"):
+        batches_of(account, [*heads[:4], heads[5]], BOUND)
+
+
+def test_a_version_that_has_too_much_to_account_for_goes_without(history, monkeypatch):
+    _, batches, account = history
+    told = [Batch(1, 0, 0, batches[0])]
+    monkeypatch.setattr(accounting.Account, "LIMIT", len(account) // 4)
+    assert account_for(told) is None
+    assert account_for([]) is None
