@@ -27,11 +27,12 @@ NAMED: Final = frozenset((*REASONS, "unverified", "contract-failed"))
 def acknowledged(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator[Finding]:
     """Every acknowledged group was trained on once on the surviving branch, or dropped for a named reason, or still waits.
 
-    Acknowledged is what stands in a trainer's journal (it is there before a receipt goes out) and what a sampler's outbox has
-    as acknowledged, now or before it let go of it. What was trained on is what heads commit to. At a change of leaders a group
-    may be missing that the old one held: one that it had waiting, drawn at most S steps before the head from which the new one
-    went on, or used for a version after that head; these are counted. It cannot see the moment of a receipt, nor what outboxes
-    and journals forget beyond 65,536 names; a receipt that was lost on its way is no acknowledgement.
+    Acknowledged is what stands in a trainer's journal (it is there before a receipt goes out; one that stands by has there what
+    the leader's receipts named) and what a sampler's outbox has as acknowledged, now or before it let go of it. What was trained
+    on is what heads commit to. At a change of leaders a group may be missing that the old one held: one that it had waiting, drawn
+    at most S steps before the head from which the new one went on, or used for a version after that head; these are counted. It
+    cannot see the moment of a receipt, nor what outboxes and journals forget beyond 65,536 names; a receipt that was lost on its
+    way is no acknowledgement.
     """
     trained = Counter(each.group.id for groups in branches.trained.values() for each in groups)
     yield from _unnamed(evidence, branches, counts)

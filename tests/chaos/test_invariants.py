@@ -58,11 +58,13 @@ def group_changed(evidence, name, id_, **changes):
     return trainer_changed(evidence, name, groups={**groups, id_: replace(groups[id_], **changes)})
 
 
-def some_trained(evidence, trainer="standby"):
-    """A group of the newest version that this trainer made."""
+def some_trained(evidence, trainer="standby", has="id"):
+    """A group of the newest version that this trainer made, of those of which its journal has that."""
     trained = Branches(evidence).trained
     return next(
-        each[0] for _, each in sorted(trained.items(), reverse=True) if each and each[0].trainer == trainer
+        each[0]
+        for _, each in sorted(trained.items(), reverse=True)
+        if each and each[0].trainer == trainer and getattr(each[0].group, has) is not None
     )
 
 
@@ -267,7 +269,7 @@ def test_a_group_of_a_branch_that_was_left_is_found(truth):
 @pytest.mark.parametrize("how", ["sealed", "signature"])
 def test_a_forged_signature_is_found_before_and_after_its_bytes_are_let_go(truth, how):
     trainer = "standby" if how == "sealed" else "trainer"
-    each = some_trained(truth, trainer)
+    each = some_trained(truth, trainer, has=how)
     kept = getattr(each.group, how)
     forged = group_changed(truth, trainer, each.group.id, **{how: kept[:-1] + bytes([kept[-1] ^ 1])})
     found(forged, "signed", trainer, each.group.id.hex()[:12], truth.name_of(each.group.sampler))
