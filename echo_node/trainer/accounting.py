@@ -7,6 +7,7 @@ Slots and rewards are the leader's word: at worst, a slot stays empty, or a repl
 
 from __future__ import annotations
 
+import itertools
 import logging
 import struct
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from echo_node.admission import MOST_HEADS
 from echo_node.errors import PeerError, StoreError
 from echo_node.trainer.journal import Batch, KeptGroup, TrainingJournal
 from echo_node.trainer.resuming import in_chain
-from echo_node.weights.account import Account, UsedGroup, account_of
+from echo_node.weights.account import Account, UsedBatch, UsedGroup, account_of
 from echo_node.weights.journal import Head
 from echo_node.weights.pull import Puller
 from protocol import ProtocolError, TrajectoryGroup, WeightsHead, decode, encode, merkle_root
@@ -37,7 +38,9 @@ def account_for(batches: Sequence[Batch]) -> bytes | None:
     if not batches:
         return None
     try:
-        return encode(Account(tuple(tuple(map(_used, batch.groups)) for batch in batches)))
+        return encode(
+            Account(tuple(UsedBatch(batch.policy_step, tuple(map(_used, batch.groups))) for batch in batches))
+        )
     except TooLargeError as error:
         log.warning("a version goes out without the account of its groups: %s", error)
         return None
@@ -61,20 +64,22 @@ def batches_of(data: bytes, heads: Sequence[Head], bound: int) -> list[Batch]:
         batches = decode(Account, data).batches
     except ProtocolError as error:
         raise PeerError(f"the account of version {head.version} is none: {error}") from error
-    ids = sorted(group.id for batch in batches for group in batch)
+    ids = sorted(group.id for batch in batches for group in batch.groups)
     if merkle_root(ids) != head.groups or len(set(ids)) != len(ids):
         raise PeerError(f"the account of version {head.version} has other groups than its head commits to")
-    if before is None or head.step - before.step != len(batches):
-        raise PeerError(f"the account of version {head.version} has {len(batches)} batches")
+    steps = [batch.policy_step for batch in batches]
+    moves = [after - step for step, after in itertools.pairwise((*steps, head.step))]
+    if before is None or steps[0] != before.step or not set(moves) <= {0, 1}:
+        raise PeerError(f"the account of version {head.version} has other steps than its chain")
     return [
         Batch(
-            at + 1,
-            at,
+            batch.policy_step + 1,
+            batch.policy_step,
             head.version,
-            tuple(_checked(group, known.get(group.head), at, bound) for group in batch),
+            tuple(_checked(each, known.get(each.head), batch.policy_step, bound) for each in batch.groups),
             head.previous,
         )
-        for at, batch in enumerate(batches, before.step)
+        for batch in batches
     ]
 
 

@@ -34,6 +34,14 @@ class UsedGroup:
     signature: Signature
 
 
+@row
+class UsedBatch:
+    """What one step learnt from, in order. `policy_step` is where the policy stood: a batch that teaches nothing does not move it."""
+
+    policy_step: Counter
+    groups: Annotated[tuple[UsedGroup, ...], array(of(UsedGroup), _GROUPS, 1)]
+
+
 @record
 class Account:
     """The batches of one version, in the order in which they were learnt from."""
@@ -41,9 +49,7 @@ class Account:
     LIMIT: ClassVar[int] = limits.READ_BYTES
     ITEMS: ClassVar[int] = limits.MANY_ITEMS
 
-    batches: Annotated[
-        tuple[tuple[UsedGroup, ...], ...], array(array(of(UsedGroup), _GROUPS, 1), _BATCHES, 1)
-    ]
+    batches: Annotated[tuple[UsedBatch, ...], array(of(UsedBatch), _BATCHES, 1)]
 
 
 def naming(account: bytes) -> Mapping[str, Any]:
