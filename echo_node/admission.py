@@ -98,6 +98,8 @@ class Admission:
         self._is_end[[each for each in run.limits.end_tokens if each < run.limits.vocab_size]] = True
         self._known: dict[bytes, _Known] = {}
         self._filled: set[tuple[bytes, bytes, int]] = set()
+        self._released: set[tuple[bytes, bytes, int]] = set()
+        """Slots that were filled, and are free again: they count once among those that were admitted."""
         self._admitted: Counter[tuple[bytes, bytes]] = Counter()
         """By head and sampler."""
         self._now = 0
@@ -111,6 +113,7 @@ class Admission:
         for key in (*old, *list(self._known)[len(old) : -MOST_HEADS]):
             self._known.pop(key, None)
         self._filled = {slot for slot in self._filled if slot[0] in self._known}
+        self._released = {slot for slot in self._released if slot[0] in self._known}
         self._admitted = Counter(
             {key: count for key, count in self._admitted.items() if key[0] in self._known}
         )
@@ -137,15 +140,17 @@ class Admission:
         return [each if isinstance(each, Refused) else self._admit(each, next(asked)) for each in looked]
 
     def release(self, admitted: Admitted) -> None:
-        """There was no room for a group: its slot may be filled again."""
+        """A group could not be kept: its slot may be filled again."""
         group = admitted.group
-        self._filled.discard((group.message.heads[0], group.signer, group.message.slot))
+        slot = (group.message.heads[0], group.signer, group.message.slot)
+        if slot in self._filled:
+            self._filled.remove(slot)
+            self._released.add(slot)
 
     def remember(self, head: bytes, sampler: bytes, slot: int) -> None:
         """A slot that was filled before this process began."""
         if head in self._known and (head, sampler, slot) not in self._filled:
-            self._filled.add((head, sampler, slot))
-            self._admitted[head, sampler] += 1
+            self._fill((head, sampler, slot))
 
     def is_member(self, sampler: bytes) -> bool:
         """Whether a sampler is in the roster of a head that can still be sampled under."""
@@ -206,9 +211,13 @@ class Admission:
             prompt = self._second_look(candidate, asked)
         except _RefusalError as refusal:
             return Refused(group.id, refusal.reason, str(refusal), signed=True)
-        self._filled.add(slot)
-        self._admitted[slot[:2]] += 1
+        self._fill(slot)
         return Admitted(group, candidate.step, prompt)
+
+    def _fill(self, slot: tuple[bytes, bytes, int]) -> None:
+        self._filled.add(slot)
+        self._admitted[slot[:2]] += slot not in self._released
+        self._released.discard(slot)
 
     def _second_look(self, candidate: _Candidate, asked: _Asked) -> Prompt:
         slot = candidate.slot

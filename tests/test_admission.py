@@ -99,6 +99,13 @@ def test_a_slot_is_free_again_when_there_was_no_room_for_its_group(admission, ru
     assert isinstance(admission.judge(envelope(run, head.id, ANN, 0)), Admitted)
 
 
+def test_a_slot_that_is_filled_again_and_again_does_not_let_its_sampler_pick_others(admission, run, head):
+    for _ in range(3):
+        admission.release(admission.judge(envelope(run, head.id, ANN, 0)))
+    assert refusal(admission.judge(envelope(run, head.id, ANN, SLOT_WINDOW + 1))) == "over-limit"
+    assert isinstance(admission.judge(envelope(run, head.id, ANN, SLOT_WINDOW)), Admitted)
+
+
 def test_only_who_really_said_it_is_answered(admission, run, head):
     assert isinstance(admission.judge(envelope(run, head.id, ANN, 0)), Admitted)
     stale = sealed_group(run, bytes(32), ANN, 0)

@@ -180,23 +180,31 @@ class GossipSource:
                     faults.append("full")
                     self._release(judged)
                     self._receipts.refuse(judged.group.id, "full")
-            past = frozenset[bytes]()
-            try:
-                if good:
-                    past = await self._journal.keep([KeptGroup.of(each.group, each.step) for each in good])
-            finally:
-                self._buffer.reserved.clear()
-            for each in good:
-                if each.group.id in past:  # another trainer used it, and said that it was of another slot
-                    self._receipts.refuse(each.group.id, "duplicate")
-                    continue
-                self._buffer.put(each)
-                self._receipts.accept(each.group.id)
+            await self._keep(good)
         if self._wanting.seconds is None:
             self._receipts.rate = self._wanting.starting(len(self._buffer), self._buffer.samplers)
         if good or "full" in faults:
             self.wake()
         return faults
+
+    async def _keep(self, groups: Sequence[Admitted]) -> None:
+        """Write groups down, and only then have them wait and say so. Where that fails, their slots are free again."""
+        past = frozenset[bytes]()
+        try:
+            if groups:
+                past = await self._journal.keep([KeptGroup.of(each.group, each.step) for each in groups])
+        except BaseException:  # the disk is full, or who delivered them has gone: they will come again
+            for each in groups:
+                self._release(each)
+            raise
+        finally:
+            self._buffer.reserved.clear()
+        for each in groups:
+            if each.group.id in past:  # another trainer used it, and said that it was of another slot
+                self._receipts.refuse(each.group.id, "duplicate")
+                continue
+            self._buffer.put(each)
+            self._receipts.accept(each.group.id)
 
     async def _drop(self, groups: Sequence[Admitted], reason: str) -> None:
         if groups:

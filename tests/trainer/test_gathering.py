@@ -12,6 +12,7 @@ from echo_node.admission import Admission
 from echo_node.errors import StoreError
 from echo_node.net.base import ACCEPT, CAPACITY, IGNORE, Message
 from echo_node.net.memory import MemorySwarm
+from echo_node.run import Run
 from echo_node.trainer.gathering import GossipSource
 from echo_node.trainer.journal import open_journal
 from echo_node.trainer.receipts import Receipts
@@ -254,13 +255,44 @@ async def test_what_cannot_be_written_down_is_not_acknowledged(monkeypatch):
         raise StoreError("no space")
 
     async with gathering() as trainer:
-        monkeypatch.setattr(trainer.journal, "keep", full_disk)
         message = Message(GROUPS, write_batch([trainer.group(0)]), ANN.public)
-        with pytest.raises(StoreError):
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(trainer.journal, "keep", full_disk)
+            with pytest.raises(StoreError):
+                await trainer.source.take(message)
+        assert len(trainer.buffer) == 0
+        assert not trainer.buffer.reserved
+        assert await trainer.told() == {}
+        await trainer.source.take(message)
+        assert await trainer.told() == {"accepted": 1}, "once there is room on the disk"
+
+
+@pytest.mark.parametrize("moment", ["while its prompts are made", "while the disk is busy"])
+async def test_a_delivery_that_is_broken_off_is_taken_when_it_comes_again(moment, monkeypatch):
+    """Its sampler was told nothing, and so has kept its groups."""
+    async with gathering() as trainer:
+        message = Message(GROUPS, write_batch([trainer.group(0), trainer.group(1)]), ANN.public)
+        scope, keep, prompts = trio.CancelScope(), trainer.journal.keep, Run.prompts
+
+        async def gone_by_then(groups):
+            scope.cancel()
+            await keep(groups)
+
+        def gone_meanwhile(run, keys):
+            trio.from_thread.run_sync(scope.cancel)
+            return prompts(run, keys)
+
+        with monkeypatch.context() as meanwhile, scope:
+            if moment == "while the disk is busy":
+                meanwhile.setattr(trainer.journal, "keep", gone_by_then)
+            else:
+                meanwhile.setattr(Run, "prompts", gone_meanwhile)
             await trainer.source.take(message)
-    assert len(trainer.buffer) == 0
-    assert not trainer.buffer.reserved
-    assert not trainer.receipts._accepted
+        assert scope.cancelled_caught
+        assert await trainer.journal.waiting() == []
+        await trainer.source.take(message)
+        assert await trainer.told() == {"accepted": 2}
+        assert len(trainer.buffer) == len(await trainer.journal.waiting()) == 2
 
 
 async def test_messages_that_come_while_the_disk_is_busy_are_written_down_together(monkeypatch):
