@@ -61,20 +61,29 @@ class Reject:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """What a validator says of whatever a peer hands over that it does not hear for now; the same from another is judged."""
+
+    why: str
+    """In words, for who delivers by hand and comes again later."""
+
+
 ACCEPT: Final = Judgement.ACCEPT
 IGNORE: Final = Judgement.IGNORE
-Validation: TypeAlias = Judgement | Reject
+Validation: TypeAlias = Judgement | Reject | Unheard
 Validator: TypeAlias = Callable[[Message], Validation]
 """Cheap and synchronous. A `ProtocolError` that it raises is a `Reject` for that error's reason."""
 Handler: TypeAlias = Callable[[bytes, bytes], Awaitable[bytes]]
 """From the asker's key and the question to the answer. A `ProtocolError` or `EchoError` is a refusal that the
-asker may read; any other error reaches it as 'internal error'. It is cancelled when the asker gives up."""
+asker may read, a `BusyError` asks it to come again later; any other error reaches it as 'internal error'. It is cancelled
+when the asker gives up."""
 
 Failure: TypeAlias = Literal[
     "unknown-peer",  # nobody of that key, or oneself
     "unreachable",  # the peer exists and there is no way to it, or the way broke
     "no-handler",  # it does not answer on this stream
-    "busy",  # it has as many questions in hand as it takes
+    "busy",  # it has as many questions in hand as it takes, or has had enough of this asker's for now
     "too-large",  # the question for its handler, or the answer for us
     "refused",  # its handler said no
     "internal-error",  # its handler failed
@@ -89,6 +98,10 @@ class RequestError(PeerError):
     def __init__(self, reason: Failure, what: str, *, advice: str = "") -> None:
         super().__init__(what, advice=advice)
         self.reason: Failure = reason
+
+
+class BusyError(PeerError):
+    """What a handler raises when a question is in order and its time is not: the asker reads why, and comes again later."""
 
 
 class Network(Protocol):

@@ -15,11 +15,13 @@ import trio
 from echo_node.errors import EchoError, boundary, one_line
 from echo_node.net.base import (
     IGNORE,
+    BusyError,
     Handler,
     Judgement,
     Message,
     Reject,
     RequestError,
+    Unheard,
     Validation,
     Validator,
 )
@@ -53,8 +55,10 @@ def _validated(validator: Validator, message: Message) -> Validation:
         said = validator(message)
     except ProtocolError as error:
         return Reject(error.reason)
-    if not isinstance(said, Judgement | Reject):
-        raise TypeError(f"a validator answers ACCEPT, IGNORE or Reject(reason), not {type(said).__name__}")
+    if not isinstance(said, Judgement | Reject | Unheard):
+        raise TypeError(
+            f"a validator answers ACCEPT, IGNORE, Reject(reason) or Unheard(why), not {type(said).__name__}"
+        )
     return said
 
 
@@ -69,6 +73,8 @@ async def answer(
         counts["contained"] += 1
         _log.error("%s", bug, exc_info=bug)
         return RequestError("internal-error", "internal error")
+    except BusyError as error:
+        return RequestError("busy", one_line(error.what)[:SHORT])
     except EchoError as error:
         return RequestError("refused", one_line(error.what)[:SHORT])
     except ExceptionGroup as group:  # of EchoErrors, or the boundary would have kept it

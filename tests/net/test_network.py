@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from echo_node.errors import DefectError, EchoError, PeerError
-from echo_node.net.base import ACCEPT, IGNORE, PeerEvent, Reject
+from echo_node.net.base import ACCEPT, IGNORE, Message, PeerEvent, Reject, Unheard
 from protocol import limits
 from protocol.errors import BadSignatureError
 from tests.net.behaviour import (
@@ -263,3 +263,19 @@ async def test_a_few_bad_messages_among_many_good_ones_mute_nobody(pair):
         assert (await next_of(inbox)).data == b"good at last"
     assert two.scores() == {one.public: {"malformed": 12}}
     assert two.mutes() == {}
+
+
+async def test_who_is_not_heard_does_not_keep_others_from_being_heard(join):
+    """It may be the first to pass on what another says: that is heard all the same from the other."""
+    async with join(IDENTITIES[0]) as one, join(IDENTITIES[1]) as two, join(IDENTITIES[2]) as three:
+        await until(lambda: len(two.peers()) == 2)
+
+        def validator(message):
+            return Unheard("for now") if message.sender == one.public else ACCEPT
+
+        async with two.subscribe(TOPIC, validator) as inbox:
+            await one.publish(TOPIC, b"good")
+            await until(lambda: two.counts().get("ignored"))
+            await three.publish(TOPIC, b"good")
+            assert await next_of(inbox) == Message(TOPIC, b"good", three.public)
+        assert two.scores() == {}

@@ -12,6 +12,7 @@ import trio.testing
 
 from echo_node.errors import DefectError, PeerError, StoreError
 from echo_node.net import memory_node
+from echo_node.net.base import Unheard
 from echo_node.net.memory import MemorySwarm
 from echo_node.net.outbox import durable
 from echo_node.net.outbox import outbox as outbox_room
@@ -501,3 +502,29 @@ def test_a_schedule_gives_what_is_due_once_and_in_order():
     schedule.hurry(10.0)
     assert [schedule.pop(10.0) for _ in range(3)] == [b"c", b"d", None]
     assert schedule.next() == math.inf
+
+
+async def test_a_peer_that_takes_nothing_for_now_is_left_alone_and_gets_all_in_one_later(
+    autojump_clock, tmp_path, caplog
+):
+    """It is not what was delivered that is at fault, so that is not taken apart."""
+    taken, told = [], []
+
+    async def take(message):
+        await trio.lowlevel.checkpoint()
+        taken.append(len(unpack(message.data)))
+        return b"".join(each.id for each in unpack(message.data))
+
+    def validator(_message):
+        told.append(trio.current_time())
+        return Unheard("too much of it was of no use") if len(told) < 4 else accept(_message)
+
+    caplog.set_level("INFO")
+    async with MemorySwarm() as swarm, swarm.join(TWO) as receiver:
+        with serve_deliveries(receiver, {GROUPS: Taker(validator, take)}):
+            async with Sender(swarm, ONE, tmp_path / "out", TWO.public).life() as sender:
+                await sender.outbox.put(items(40))
+                await sender.emptied()
+    assert taken == [40]
+    assert len(told) == 4
+    assert sum("too much of it was of no use" in line for line in caplog.messages) == 3

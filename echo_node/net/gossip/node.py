@@ -21,7 +21,7 @@ from libp2p.abc import INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.host.exceptions import StreamFailure
 
-from echo_node.net.base import ACCEPT, CAPACITY, Message, Reject, Validation, Validator
+from echo_node.net.base import ACCEPT, CAPACITY, Message, Reject, Unheard, Validation, Validator
 from echo_node.net.broken import BROKEN
 from echo_node.net.gossip.mesh import ASK_AT_ONCE, Mesh, Out
 from echo_node.net.gossip.wire import PROTOCOL_ID, Control, Published, read_frame, take_frames, write_frame
@@ -325,7 +325,8 @@ class Gossip:
             if len(self._refused) > REFUSED:
                 self._refused.popitem(last=False)
         accepted = [inbox for each, inbox in said if each is ACCEPT]
-        if not rejected:
+        unheard = not accepted and any(isinstance(each, Unheard) for each, _ in said)
+        if not rejected and not unheard:  # else who is not heard could keep others from being heard
             self._seen.add(identifier)
         if not accepted:
             self._counts["ignored"] += not rejected

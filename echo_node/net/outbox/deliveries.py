@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from echo_node.errors import PeerError
-from echo_node.net.base import ACCEPT, Message, Network, Reject, Validator
+from echo_node.net.base import ACCEPT, BusyError, Message, Network, Reject, Unheard, Validator
 from echo_node.net.guard import judge
 from echo_node.net.pace import Pace
 from protocol import Delivery, ProtocolError, decode, encode, limits, topics
@@ -20,7 +20,8 @@ from protocol import Delivery, ProtocolError, decode, encode, limits, topics
 ANSWER_BYTES: Final = limits.RECEIPT_BYTES + limits.ENVELOPE_BYTES
 """The longest answer to a delivery: a sealed receipt."""
 PER_SECOND: Final = 64.0
-"""Deliveries of one peer, in the long run; a long one counts as several. Beyond that it waits for its answers."""
+"""Deliveries of one peer, in the long run; a long one counts as several. Beyond that it has to come again later, and waits
+for it at home: a question that waits here takes the place of somebody else's."""
 BURST: Final = 512.0
 BYTES_A_DELIVERY: Final = 8_192
 PEERS: Final = 1_024
@@ -57,7 +58,8 @@ def serve_deliveries(network: Network, takers: Mapping[str, Taker]) -> Generator
         paces.move_to_end(peer)
         while len(paces) > PEERS:
             paces.popitem(last=False)
-        await pace.wait(1 + len(question) / BYTES_A_DELIVERY)
+        if not pace.spend(1 + len(question) / BYTES_A_DELIVERY):
+            raise BusyError("this node delivers faster than is taken of one peer")
         try:
             delivery = decode(Delivery, question)
         except ProtocolError as error:
@@ -70,6 +72,8 @@ def serve_deliveries(network: Network, takers: Mapping[str, Taker]) -> Generator
         if isinstance(said, Reject):
             network.score(peer, said.reason)
             raise PeerError(f"{delivery.cargo} that do not pass: {said.reason}")
+        if isinstance(said, Unheard):
+            raise BusyError(f"no {delivery.cargo} of this node are taken for now: {said.why}")
         if said is not ACCEPT:
             raise PeerError(f"these {delivery.cargo} are not wanted here")
         return await taker.take(message)
