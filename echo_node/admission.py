@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from echo_node.contract import Prompt
 from echo_node.errors import ContractError
 from echo_node.run import Run
+from echo_node.seals import Seals
 from protocol import Envelope, Opened, ProtocolError, Roster, TrajectoryGroup, WeightsHead
-from protocol.envelope import verify_body
 from protocol.errors import BadSignatureError
 from protocol.tokens import bits_for, unpack_ids
 
@@ -93,6 +93,7 @@ class Admission:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._limits = run.limits
+        self.seals = Seals()
         self._bits = bits_for(run.told.model.vocab_size)
         self._is_end = np.zeros(run.limits.vocab_size, bool)
         self._is_end[[each for each in run.limits.end_tokens if each < run.limits.vocab_size]] = True
@@ -161,7 +162,7 @@ class Admission:
         if not self.is_member(envelope.signer) or envelope.run != self._run.id:
             return False
         try:
-            verify_body(envelope.kind, envelope.body, envelope.signer, envelope.signature, envelope.run)
+            self.seals.check(envelope)
         except ProtocolError:
             return False
         return True
@@ -192,7 +193,7 @@ class Admission:
             raise _RefusalError("stale", "drawn under a head that is not among the newest")
         self._check_member(known, envelope.signer, group.engine)
         self._check_window(slot, company[slot[:2]])
-        opened = envelope.verified(group)
+        opened = Opened(group, self.seals.check(envelope), envelope.run, envelope.signer, envelope.sealed)
         self._check_ends(group)
         return _Candidate(opened, known.step)
 

@@ -13,6 +13,7 @@ import trio
 
 from echo_node.board import Board
 from echo_node.metrics import StepRecord
+from echo_node.net.base import Mute
 from echo_node.net.libp2p import Libp2pNetwork
 from echo_node.node import Node
 from protocol import peer_id
@@ -98,12 +99,12 @@ async def tell_if_alone(network: Libp2pNetwork, events: Events) -> None:
         events.tell("alone", NOBODY)
 
 
-async def tell_mutes(network: Libp2pNetwork, events: Events) -> None:
+async def tell_mutes(muted: Callable[[], Mapping[bytes, Mute]], events: Events) -> None:
     """Say whom this node does not hear for now because of what they sent, and why; each once for as long as it lasts."""
     before: frozenset[bytes] = frozenset()
     while True:
         await trio.sleep(PROGRESS_SECONDS)
-        mutes = network.mutes()
+        mutes = muted()
         for key in sorted(mutes.keys() - before)[:MOST_MUTES]:
             seconds, reasons = round(mutes[key].seconds), dict(sorted(mutes[key].reasons.items()))
             words = f"{peer_id(key)} is not heard for {seconds} s: {', '.join(reasons)}"

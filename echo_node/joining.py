@@ -178,7 +178,7 @@ class _Session:
     async def seed(self) -> None:
         """Be a node that others meet at."""
         async with self._at_home(self._settings().of_a_seed()) as network:
-            await tell_mutes(network, self._events)
+            await tell_mutes(network.mutes, self._events)
         self._events.tell("stopped", "stopped", finished=False)
 
     async def take_part(self, what: Run | Sought) -> None:
@@ -321,7 +321,7 @@ class _Session:
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tell_progress, node, network, self._events)
-            nursery.start_soon(tell_mutes, network, self._events)
+            nursery.start_soon(tell_mutes, lambda: {**node.unheard(), **network.mutes()}, self._events)
             nursery.start_soon(self._watch_disk)
             await self._do_role(node, folder)
             nursery.cancel_scope.cancel()

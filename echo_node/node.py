@@ -32,7 +32,7 @@ from echo_node.errors import ConfigError
 from echo_node.introducing import introduce
 from echo_node.ledger import Entry, Ledger
 from echo_node.metrics import Rate, Records
-from echo_node.net.base import Network
+from echo_node.net.base import Mute, Network
 from echo_node.net.meeting.company import SEVERAL, Company
 from echo_node.net.outbox.outbox import Outbox, open_outbox
 from echo_node.net.throttle import Throttle, Uplink
@@ -107,6 +107,8 @@ class Node:
         """What groups were found to be, for a verifier."""
         self.status: Callable[[], Mapping[str, Any]] = dict
         """How it goes, in plain numbers; nothing before the role has begun."""
+        self.unheard: Callable[[], Mapping[bytes, Mute]] = dict
+        """Peers that the network hears and the role does not, for now."""
         self._role = "peer"
         self._members: Callable[[], Mapping[bytes, Mapping[str, Any]]] = dict
         """The samplers that this node knows of, with what it knows of them."""
@@ -304,6 +306,7 @@ class Node:
                     )
                     self.tokens = loop.tokens
                     self.status = lambda: {**loop.status(), "leading": True}
+                    self.unheard = loop.unheard
                     self._members = loop.members
                     await loop.work(steps, first_samplers=first_samplers, early=early, linger=linger)
 

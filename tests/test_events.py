@@ -8,6 +8,7 @@ import trio
 
 from echo_node.events import Events, tell_mutes
 from echo_node.net.memory import MemorySwarm
+from echo_node.trainer.wasting import PATIENCE, Waste
 from tests.crafting import SAMPLERS
 
 
@@ -16,7 +17,7 @@ async def test_a_peer_that_is_muted_is_told_of_once_with_what_it_did(autojump_cl
     told = []
     events = Events(as_json=True, write=lambda line: told.append(json.loads(line)))
     async with MemorySwarm() as swarm, swarm.join(ann) as network, trio.open_nursery() as nursery:
-        nursery.start_soon(tell_mutes, network, events)
+        nursery.start_soon(tell_mutes, network.mutes, events)
         await trio.sleep(2)
         assert told == []
         for _ in range(9):
@@ -31,4 +32,25 @@ async def test_a_peer_that_is_muted_is_told_of_once_with_what_it_did(autojump_cl
             network.score(bob.public, "malformed")
         await trio.sleep(5)
         assert len(told) == 2, "it was heard in between"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_sampler_whose_groups_are_not_looked_at_is_told_of_once_a_time_with_what_was_wrong(
+    autojump_clock,
+):
+    ann = SAMPLERS[0]
+    told = []
+    events = Events(as_json=True, write=lambda line: told.append(json.loads(line)))
+    waste = Waste(clock=trio.current_time)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(tell_mutes, waste.spent, events)
+        for _ in range(3):
+            waste.handed(ann.public, "over-limit", int(PATIENCE))
+            await trio.sleep(5)
+        assert [(each["event"], each["peer_id"]) for each in told] == [("muted", ann.peer_id)]
+        assert told[0]["reasons"] == {"over-limit": PATIENCE}
+        await trio.sleep(3600)
+        waste.handed(ann.public, "wrong-prompt", int(PATIENCE))
+        await trio.sleep(5)
+        assert [each["reasons"] for each in told[1:]] == [{"wrong-prompt": PATIENCE}]
         nursery.cancel_scope.cancel()

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Final
 
 import trio
 
 from echo_node.admission import Admitted, Refused
-from echo_node.net.base import ACCEPT, CAPACITY, IGNORE, Message, Network, Reject, Validation
+from echo_node.net.base import ACCEPT, CAPACITY, IGNORE, Message, Mute, Network, Unheard, Validation
 from echo_node.referring import Fetching, is_reference
+from echo_node.sifting import Sieve
 from echo_node.trainer.journal import KeptGroup, TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
@@ -22,8 +24,7 @@ from echo_node.trainer.wanting import Wanting
 from echo_node.trainer.wasting import Waste
 from protocol import Envelope, read_batch, topics
 
-_SEEN_BY_ALL = frozenset({"malformed", "wrong-signature"})
-"""Faults that whoever passed a group on could have seen."""
+USELESS: Final = "too many of its groups were of no use"
 _HURRY_STEPS = 2.0
 """For so long, counted in steps, a step that waits asks for a little more; then for all there is."""
 _TOGETHER = 16
@@ -42,10 +43,8 @@ class GossipSource:
         judge: Callable[[Sequence[Envelope]], Awaitable[list[Admitted | Refused]]],
         release: Callable[[Admitted], None],
         journal: TrainingJournal,
+        sieve: Sieve,
         fetching: Fetching | None = None,
-        *,
-        hears: Callable[[bytes], bool] = lambda _: True,
-        forwarders: Collection[bytes] = (),
     ) -> None:
         self._run = run
         self._batch = batch
@@ -54,13 +53,10 @@ class GossipSource:
         self._judge = judge
         self._release = release
         self._journal = journal
+        self._sieve = sieve
         self._fetching = fetching
-        self._hears = hears
-        """Whether groups of a sampler are worth a look, which is asked before they get a place in line."""
-        self._forwarders = frozenset(forwarders)
-        """Those who pass on what others said, good or bad: verifiers and other trainers."""
-        self._waste = Waste()
-        self._read: OrderedDict[bytes, tuple[Envelope, ...]] = OrderedDict()
+        self._waste = Waste(sieve.named)
+        self._read: OrderedDict[bytes, Sequence[Envelope]] = OrderedDict()
         """Messages that were looked at and not yet taken, so that each is taken apart once."""
         self._turn = trio.Lock()
         """Who takes groups in, one message at a time: room that was found is still there when they are on disk."""
@@ -85,11 +81,10 @@ class GossipSource:
                     for group in self._envelopes(each.data)
                     if not is_reference(group)
                 ]
-                faults = await self._take([group for _, group in groups])
-                for (sender, _), fault in zip(groups, faults, strict=True):
-                    self._note(sender, fault)
-                    if fault in _SEEN_BY_ALL:
-                        network.score(sender, fault)
+                refused = await self._take([group for _, group in groups])
+                for (sender, group), why in zip(groups, refused, strict=True):
+                    if why is not None:
+                        self._note(sender, group, why)
 
     async def take(self, message: Message) -> bytes:
         """Groups that were delivered by hand, long ones by reference, and a receipt for who did, should that by gossip be lost."""
@@ -99,8 +94,11 @@ class GossipSource:
                 groups = [group for group in groups if not is_reference(group)]
             else:
                 groups = await self._fetching.groups_of(message.data, message.sender)
-        for fault in await self._take(groups):
-            self._note(message.sender, fault)
+        for group, why in zip(groups, await self._take(groups), strict=True):
+            if why is not None and not self._receipts.has_taken(
+                group.id
+            ):  # else it was a receipt that got lost
+                self._note(message.sender, group, why)
         return self._receipts.answer(envelope.id for envelope in groups)
 
     async def next_batch(self, step: int, *, patience: float = math.inf) -> tuple[Admitted, ...]:
@@ -140,52 +138,59 @@ class GossipSource:
         self._receipts.rate = self._wanting.stepped(seconds, samplers, len(self._buffer))
 
     def look_at(self, message: Message) -> Validation:
-        """What a forwarder could have seen is held against it (a `ProtocolError` too); what is stale or double is not."""
-        if self._waste.is_spent(message.sender):
-            return IGNORE
-        envelopes = read_batch(message.data)
-        if any(envelope.run != self._run for envelope in envelopes):
-            return Reject("wrong-run")
-        if not any(self._hears(envelope.signer) for envelope in envelopes):
-            self._note(message.sender, "not-in-roster", len(envelopes))
+        """What whoever passed groups on could have seen is held against it; what is stale or double is not."""
+        if self._waste.is_spent(message.sender) and message.sender not in self._sieve.named:
+            return Unheard(USELESS)
+        said, envelopes = self._sieve.sift(message)
+        if said is not ACCEPT:
+            self._waste.handed(message.sender, "not-in-roster", len(envelopes))
+            return said
+        if all(self._waste.is_spent(envelope.signer) for envelope in envelopes):
             return IGNORE
         self._read[message.data] = envelopes
         if len(self._read) > CAPACITY:
             self._read.popitem(last=False)
         return ACCEPT
 
-    def _note(self, sender: bytes, fault: str, count: int = 1) -> None:
-        """A group was refused: who handed it over has used up some of our time."""
-        if fault and sender not in self._forwarders:
-            self._waste.add(sender, fault, count)
+    def unheard(self) -> Mapping[bytes, Mute]:
+        """Whose groups are not looked at for now, since so many were of no use."""
+        return self._waste.spent()
 
-    def _envelopes(self, data: bytes) -> tuple[Envelope, ...]:
-        return self._read.pop(data, None) or read_batch(data)
+    def _note(self, sender: bytes, group: Envelope, refused: Refused) -> None:
+        """Somebody has used up some of our time. That there is no room here is nobody's fault."""
+        if refused.reason != "full":
+            signer = group.signer if refused.signed else None
+            self._waste.refused(refused.id, refused.reason, sender=sender, signer=signer)
 
-    async def _take(self, groups: Sequence[Envelope]) -> list[str]:
+    def _envelopes(self, data: bytes) -> list[Envelope]:
+        """The groups of a message, without those of samplers that are not looked at for now, whoever handed them over."""
+        envelopes = self._read.pop(data, None) or read_batch(data)
+        return [envelope for envelope in envelopes if not self._waste.is_spent(envelope.signer)]
+
+    async def _take(self, groups: Sequence[Envelope]) -> list[Refused | None]:
         """Keep groups and answer their samplers; returns for each why not, or nothing."""
         self.bytes_in += sum(len(envelope.sealed) for envelope in groups)
         good: list[Admitted] = []
-        faults: list[str] = []
+        refused: list[Refused | None] = []
         async with self._turn:
             for judged in await self._judge(groups):
                 if isinstance(judged, Refused):
-                    faults.append(judged.reason)
+                    refused.append(judged)
                     if judged.signed:
                         self._receipts.refuse(judged.id, judged.reason)
                 elif self._buffer.reserve(judged.group.signer):
-                    faults.append("")
+                    refused.append(None)
                     good.append(judged)
                 else:
-                    faults.append("full")
+                    refused.append(Refused(judged.group.id, "full", "there is no room for it", signed=True))
                     self._release(judged)
                     self._receipts.refuse(judged.group.id, "full")
             await self._keep(good)
         if self._wanting.seconds is None:
             self._receipts.rate = self._wanting.starting(len(self._buffer), self._buffer.samplers)
-        if good or "full" in faults:
+        if good or any(each is not None and each.reason == "full" for each in refused):
             self.wake()
-        return faults
+        return refused
 
     async def _keep(self, groups: Sequence[Admitted]) -> None:
         """Write groups down, and only then have them wait and say so. Where that fails, their slots are free again."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,15 +20,16 @@ import trio
 from echo_node.admission import Admission, Admitted, Refused
 from echo_node.errors import ContractError, DefectError
 from echo_node.metrics import Rate, Records
-from echo_node.net.base import Network
+from echo_node.net.base import Mute, Network
 from echo_node.net.outbox.deliveries import Taker, serve_deliveries
 from echo_node.net.throttle import Uplink
 from echo_node.pausing import Gate
 from echo_node.referring import Fetching
 from echo_node.run import Run
+from echo_node.sifting import Sieve
 from echo_node.trainer.accounting import account_for
 from echo_node.trainer.asking import NobodyAnswersError, SequentialSource
-from echo_node.trainer.gathering import GossipSource
+from echo_node.trainer.gathering import USELESS, GossipSource
 from echo_node.trainer.heeding import Heeding
 from echo_node.trainer.journal import Batch, TrainingJournal
 from echo_node.trainer.keeping import Keeping
@@ -128,9 +129,8 @@ class TrainerLoop:
             self._judge_all,
             self._admission.release,
             journal,
+            Sieve(run, self._admission),
             Fetching(network, run.id, welcome=self._takes_groups_of),
-            hears=self._admission.is_member,
-            forwarders=(*run.told.trainers, *run.told.verifiers),
         )
         self._heeding = Heeding(
             run, self._policy, self._buffer, self._receipts, journal, self._heard_verdicts
@@ -215,11 +215,18 @@ class TrainerLoop:
             "waiting": len(self._buffer),
             "dropped": dict(sorted((self._buffer.dropped + self._refused).items())),
             "muted": {
-                peer_id(key): reason for key, reason in sorted(self._policy.muted().items())[:MOST_MUTED]
+                peer_id(key): reason
+                for key, reason in sorted(
+                    (dict.fromkeys(self.unheard(), USELESS) | self._policy.muted()).items()
+                )[:MOST_MUTED]
             },
             "tokens_per_second": round(self.tokens.per_second(), 1),
             "paused": list(self._gate.reasons),
         }
+
+    def unheard(self) -> Mapping[bytes, Mute]:
+        """Whose groups are not looked at for now, for how long, and why."""
+        return self._gossip.unheard()
 
     def members(self) -> dict[bytes, dict[str, Any]]:
         """The samplers that have joined: the engine of each, how many of its groups were learnt from, and at which step

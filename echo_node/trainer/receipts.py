@@ -52,6 +52,10 @@ class Receipts:
         elif group in self._refused or len(self._refused) < MOST_WAITING:
             self._refused[group] = reason
 
+    def has_taken(self, group: bytes) -> bool:
+        """Whether a group was accepted, as far back as is remembered."""
+        return group in self._taken
+
     def remember(self, groups: Iterable[bytes]) -> None:
         """These were accepted before this process began."""
         for group in groups:

@@ -19,10 +19,11 @@ import trio
 from echo_node.admission import Admission, Admitted
 from echo_node.engine.base import Engine, SlotRequest, generate_groups
 from echo_node.errors import ContractError, EngineError, PeerError, StoreError, one_line
-from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
+from echo_node.net.base import Message, Network, Validation
 from echo_node.net.inbox import Inbox
 from echo_node.pausing import Gate
 from echo_node.run import Run
+from echo_node.sifting import Sieve
 from echo_node.threads import run_stoppable
 from echo_node.trust import Trust
 from echo_node.verifier.bands import Bands, Breach
@@ -82,6 +83,7 @@ class VerifierLoop:
         self._clock = clock
         self._gate = gate or Gate()
         self._admission = Admission(run)
+        self._sieve = Sieve(run, self._admission)
         self._judge = Judge(run, self._at)
         self._bands = {tolerance.engine: Bands(tolerance) for tolerance in run.told.engines}
         self._suspicion = Suspicion()
@@ -140,14 +142,11 @@ class VerifierLoop:
     # Groups
 
     def _look_at(self, message: Message) -> Validation:
-        if any(envelope.run != self._run.id for envelope in read_batch(message.data)):
-            return Reject("wrong-run")
-        return ACCEPT
+        return self._sieve.sift(message)[0]
 
     async def _hear(self, groups: Inbox[Message]) -> None:
         async for message in groups:
-            for envelope in read_batch(message.data):
-                judged = self._admission.judge(envelope)
+            for judged in await self._admission.judge_all(read_batch(message.data)):
                 if isinstance(judged, Admitted) and judged.group.message.engine in self._bands:
                     self._take(judged)  # a trainer may let in whom the manifest does not know
 

@@ -19,6 +19,7 @@ from echo_node.net.outbox.deliveries import Taker, serve_deliveries
 from echo_node.net.outbox.outbox import open_outbox
 from echo_node.referring import Fetching
 from echo_node.sampler.loop import SamplerLoop
+from echo_node.sifting import Sieve
 from echo_node.trainer.gathering import GossipSource
 from echo_node.trainer.heeding import Heeding
 from echo_node.trainer.journal import TrainingJournal, open_journal
@@ -138,7 +139,15 @@ def _source(cast_: Cast, desk: Desk) -> GossipSource:
     receipts = Receipts(desk, TRAINER, run().id, lambda: head(1))
     fetching = Fetching(desk, run().id, welcome=admission.is_member)
     return GossipSource(
-        run().id, 2, buffer, receipts, admission.judge_all, admission.release, cast_.journal, fetching
+        run().id,
+        2,
+        buffer,
+        receipts,
+        admission.judge_all,
+        admission.release,
+        cast_.journal,
+        Sieve(run(), admission),
+        fetching,
     )
 
 

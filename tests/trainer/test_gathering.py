@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import trio
@@ -10,17 +11,19 @@ import trio.testing
 
 from echo_node.admission import Admission
 from echo_node.errors import StoreError
-from echo_node.net.base import ACCEPT, CAPACITY, IGNORE, Message
+from echo_node.net.base import ACCEPT, CAPACITY, IGNORE, Message, Unheard
 from echo_node.net.memory import MemorySwarm
 from echo_node.run import Run
-from echo_node.trainer.gathering import GossipSource
+from echo_node.sifting import Sieve
+from echo_node.trainer.gathering import USELESS, GossipSource
 from echo_node.trainer.journal import open_journal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
 from echo_node.trainer.wanting import Wanting
 from echo_node.trainer.wasting import PATIENCE, Waste
-from protocol import Receipt, canonical, fill_batches, open_sealed, topics, write_batch
-from tests.crafting import SAMPLERS, STRANGER, TRAINER, Chain, forged, open_run, roster, sealed_group
+from protocol import Receipt, canonical, fill_batches, open_sealed, seal, topics, write_batch
+from protocol.errors import BadSignatureError
+from tests.crafting import SAMPLERS, STRANGER, TRAINER, Chain, forged, group, open_run, roster, sealed_group
 
 RUN = open_run(staleness=1)
 GROUPS, RECEIPTS = (topics.topic(RUN.id, cargo) for cargo in (topics.GROUPS, topics.RECEIPTS))
@@ -44,7 +47,9 @@ class Trainer:
             self.admission.judge_all,
             self.admission.release,
             journal,
+            sieve := Sieve(RUN, self.admission),
         )
+        self.source._waste = Waste(sieve.named, clock=lambda: 0.0)
         self.journal = journal
         self.publish()
 
@@ -296,7 +301,6 @@ async def test_a_delivery_that_is_broken_off_is_taken_when_it_comes_again(moment
 
 
 async def test_messages_that_come_while_the_disk_is_busy_are_written_down_together(monkeypatch):
-    """And each fault is held against whoever sent it."""
     async with gathering(capacity=8 * BATCH) as trainer:
         kept = []
         keep = trainer.journal.keep
@@ -308,14 +312,11 @@ async def test_messages_that_come_while_the_disk_is_busy_are_written_down_togeth
         monkeypatch.setattr(trainer.journal, "keep", noting)
         async with trainer.source._turn:
             for slot in range(5):
-                await trainer.sampler.publish(
-                    GROUPS, write_batch([trainer.group(slot), forged(trainer.group(9 + slot))])
-                )
+                await trainer.sampler.publish(GROUPS, write_batch([trainer.group(slot)]))
                 await trio.testing.wait_all_tasks_blocked()  # the first is read before the others come
         await trainer.settled()
         assert sum(kept) == 5
         assert len(kept) == 2, "those that were read before the disk was busy, and all the others"
-        assert trainer.faults == {"wrong-signature": 5}
         assert await trainer.told() == {"accepted": 5}
 
 
@@ -386,7 +387,6 @@ async def test_before_the_first_step_enough_is_enough():
 
 async def test_gossip_of_strangers_gets_no_place_in_line_and_is_nobodys_fault():
     async with gathering() as trainer:
-        trainer.source._hears = trainer.admission.is_member
         strangers = write_batch([sealed_group(RUN, trainer.head.id, STRANGER, 0)])
         assert trainer.source.look_at(Message(GROUPS, strangers, BOB.public)) is IGNORE
         mixed = write_batch([sealed_group(RUN, trainer.head.id, STRANGER, 0), trainer.group(0)])
@@ -407,42 +407,96 @@ async def test_messages_that_were_looked_at_and_never_taken_do_not_pile_up():
         assert await trainer.told() == {"accepted": 1}
 
 
-async def waste_time(trainer, count, sampler=ANN):
-    """Groups that are validly signed, and so far ahead that they cannot be taken."""
-    trainer.source._waste = Waste(lambda: 0.0)
-    sealed = [trainer.group(10_000 + number, sampler) for number in range(count)]
-    for message in fill_batches(sealed):
-        await trainer.gossip(raw=message)
+async def hand_over(trainer, sealed, sender):
+    """Groups in as few messages as hold them, judged like gossip and taken from the hand of whoever it is."""
+    for data in fill_batches(sealed):
+        message = Message(GROUPS, data, sender.public)
+        if trainer.source.look_at(message) is ACCEPT:
+            await trainer.source.take(message)
 
 
-async def test_who_sends_nothing_but_useless_groups_is_not_looked_at_for_a_while_and_others_are():
+def far_ahead(trainer, count, sampler=ANN):
+    """Groups that are validly signed, and whose slots are so far ahead that they cannot be taken."""
+    return [trainer.group(10_000 + number, sampler) for number in range(count)]
+
+
+def hears(trainer, sampler, slot=0):
+    said = trainer.source.look_at(
+        Message(GROUPS, write_batch([trainer.group(slot, sampler)]), sampler.public)
+    )
+    assert said is ACCEPT or said == Unheard(USELESS)
+    return said is ACCEPT
+
+
+async def test_who_makes_nothing_but_useless_groups_is_not_looked_at_for_a_while_and_others_are():
     async with gathering() as trainer:
-        await waste_time(trainer, int(PATIENCE))
+        for message in fill_batches(far_ahead(trainer, int(PATIENCE))):
+            await trainer.gossip(raw=message)
         assert await trainer.told() == {"over-limit": PATIENCE}
-        assert trainer.source.look_at(Message(GROUPS, b"not even read", ANN.public)) is IGNORE
-        assert trainer.source.look_at(Message(GROUPS, write_batch([trainer.group(0)]), BOB.public)) is ACCEPT
+        assert trainer.source.look_at(Message(GROUPS, b"not even read", ANN.public)) == Unheard(USELESS)
+        assert hears(trainer, BOB)
         assert trainer.faults == {}, "nothing that whoever passed it on could have seen"
+        ((who, mute),) = trainer.source.unheard().items()
+        assert (who, dict(mute.reasons)) == (ANN.public, {"over-limit": PATIENCE})
+        assert mute.seconds > 0
 
 
 async def test_what_is_delivered_by_hand_counts_in_the_same_way():
     async with gathering() as trainer:
-        await waste_time(trainer, int(PATIENCE) - 1)
-        message = Message(GROUPS, write_batch([trainer.group(20_000)]), ANN.public)
-        assert trainer.source.look_at(message) is ACCEPT
-        await trainer.source.take(message)
-        assert trainer.source.look_at(message) is IGNORE
+        useless = far_ahead(trainer, int(PATIENCE))
+        await hand_over(trainer, useless[1:], ANN)
+        assert hears(trainer, ANN)
+        await hand_over(trainer, useless[:1], ANN)
+        assert not hears(trainer, ANN)
 
 
-async def test_who_only_passes_on_what_others_said_is_heard_whatever_that_is():
+async def test_useless_groups_count_against_their_sampler_through_whose_hands_they_come():
+    """Else a flood would only have to go by way of a verifier, who must be heard."""
     async with gathering() as trainer:
-        trainer.source._forwarders = frozenset((ANN.public,))
-        await waste_time(trainer, int(PATIENCE), BOB)
-        await trainer.gossip(trainer.group(0, BOB))
-        assert (await trainer.told())["accepted"] == 1
+        await hand_over(trainer, far_ahead(trainer, int(PATIENCE)), TRAINER)
+        assert not hears(trainer, ANN)
+        more = Message(GROUPS, write_batch([trainer.group(0)]), TRAINER.public)
+        assert trainer.source.look_at(more) is IGNORE
+        others = Message(GROUPS, write_batch([trainer.group(1), trainer.group(0, BOB)]), TRAINER.public)
+        assert trainer.source.look_at(others) is ACCEPT, "whoever passes on is heard"
+        await trainer.source.take(others)
+        assert await trainer.told() == {"over-limit": PATIENCE, "accepted": 1}, "and Ann's is not looked at"
 
 
 async def test_nobody_can_use_up_patience_with_another():
+    """A group counts against its sampler once, and then against whoever hands it over again and again."""
     async with gathering() as trainer:
-        await waste_time(trainer, int(PATIENCE), BOB)  # it is Ann who sends them
-        own = Message(GROUPS, write_batch([trainer.group(0, BOB)]), BOB.public)
-        assert trainer.source.look_at(own) is ACCEPT
+        (useless,) = far_ahead(trainer, 1, BOB)
+        for _ in range(int(PATIENCE) + 1):
+            await hand_over(trainer, [useless], ANN)
+        assert hears(trainer, BOB)
+        assert not hears(trainer, ANN)
+
+
+async def test_that_there_is_no_room_or_that_a_receipt_got_lost_uses_up_nobodys_patience():
+    async with gathering(capacity=BATCH) as trainer:
+        sealed = [trainer.group(slot) for slot in range(2 * BATCH)]
+        for _ in range(3):
+            await hand_over(trainer, sealed, ANN)
+        assert await trainer.told() == {"accepted": BATCH, "full": BATCH}
+        assert not trainer.source._waste._accounts
+
+
+async def test_a_sampler_whose_groups_all_come_too_late_is_heard():
+    """As they do when another trainer takes over: many may be waiting."""
+    async with gathering() as trainer:
+        late = [seal(replace(group(RUN, bytes(32), ANN, 0), slot=slot), ANN, RUN.id) for slot in range(2100)]
+        await hand_over(trainer, late, ANN)
+        assert await trainer.told() == {"stale": 2100}
+        assert hears(trainer, ANN)
+
+
+async def test_what_is_forged_is_held_against_who_passed_it_on_unless_the_manifest_names_it():
+    async with gathering() as trainer:
+        data = write_batch([trainer.group(0), forged(trainer.group(1))])
+        with pytest.raises(BadSignatureError):
+            trainer.source.look_at(Message(GROUPS, data, BOB.public))
+        assert trainer.source.look_at(Message(GROUPS, data, TRAINER.public)) is IGNORE
+        await trainer.gossip(raw=data)
+        assert trainer.faults == {"bad-signature": 1}
+        assert len(trainer.buffer) == 0

@@ -1,10 +1,13 @@
-"""Patience with peers whose groups are of no use: how much there is, and when it comes back."""
+"""Patience with peers whose groups are of no use: how much there is, whose it is, and when it comes back."""
 
 from __future__ import annotations
 
-from echo_node.trainer.wasting import LITTLE, PATIENCE, PEERS, PER_SECOND, Waste
+import logging
 
-ANN, BOB = b"a" * 32, b"b" * 32
+from echo_node.trainer.wasting import GROUPS, LITTLE, PATIENCE, PEERS, PER_SECOND, Waste
+from protocol import peer_id
+
+ANN, BOB, VERA = b"a" * 32, b"b" * 32, b"v" * 32
 
 
 class Clock:
@@ -15,44 +18,72 @@ class Clock:
         return self.now
 
 
-def spend(waste, sampler, count):
-    for _ in range(count):
-        waste.add(sampler, "over-limit")
+def waste_of(*named, clock=None):
+    return Waste(named, clock or Clock())
 
 
 def test_patience_with_one_is_used_up_by_that_one_alone():
-    waste = Waste(Clock())
-    spend(waste, ANN, int(PATIENCE) - 1)
+    waste = waste_of()
+    waste.handed(ANN, "over-limit", int(PATIENCE) - 1)
     assert not waste.is_spent(ANN)
-    waste.add(ANN, "over-limit")
+    waste.handed(ANN, "over-limit")
     assert waste.is_spent(ANN)
     assert not waste.is_spent(BOB)
 
 
-def test_patience_comes_back_with_time_and_no_further_than_it_was():
+def test_who_has_used_it_up_is_looked_at_once_half_of_it_is_back():
     clock = Clock()
-    waste = Waste(clock)
-    spend(waste, ANN, int(PATIENCE))
-    clock.now += 1 / PER_SECOND
+    waste = waste_of(clock=clock)
+    waste.handed(ANN, "over-limit", int(PATIENCE))
+    clock.now += PATIENCE / 2 / PER_SECOND - 0.1
+    assert waste.is_spent(ANN), "else it would be spent and heard a dozen times a second"
+    clock.now += 0.1
     assert not waste.is_spent(ANN)
-    waste.add(ANN, "over-limit")
+    waste.handed(ANN, "over-limit", int(PATIENCE / 2))
     assert waste.is_spent(ANN)
     clock.now += 1e6
-    spend(waste, ANN, int(PATIENCE))
+    waste.handed(ANN, "over-limit", int(PATIENCE))
     assert waste.is_spent(ANN), "a long good time is no credit"
 
 
+def test_it_is_told_who_has_used_it_up_for_how_long_and_why(caplog):
+    clock = Clock()
+    waste = waste_of(clock=clock)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            waste.handed(ANN, "over-limit", int(PATIENCE))
+    waste.handed(BOB, "stale")
+    ((who, mute),) = waste.spent().items()
+    assert (who, mute.seconds) == (ANN, 2.5 * PATIENCE / PER_SECOND)
+    assert mute.reasons == {"over-limit": 3 * PATIENCE}
+    assert [peer_id(ANN) in line and "256 over-limit" in line for line in caplog.messages] == [True], "once"
+    clock.now += mute.seconds
+    assert waste.spent() == {}
+
+
 def test_strangers_without_number_do_not_fill_the_memory():
-    waste = Waste(Clock())
+    waste = waste_of()
     for number in range(3 * PEERS):
-        waste.add(number.to_bytes(32), "stale")
-    assert len(waste._wasted) == PEERS
+        waste.handed(number.to_bytes(32), "stale")
+    for number in range(2 * GROUPS):
+        waste.refused(number.to_bytes(32), "stale", sender=BOB, signer=ANN)
+    assert len(waste._accounts) == PEERS
+    assert len(waste._counted) == GROUPS
 
 
 def test_what_happens_to_the_best_counts_for_little():
-    waste = Waste(Clock())
-    waste.add(ANN, "stale", int(PATIENCE))
-    waste.add(ANN, "duplicate", int(PATIENCE))
+    waste = waste_of()
+    waste.handed(ANN, "stale", int(PATIENCE))
+    waste.handed(ANN, "duplicate", int(PATIENCE))
     assert not waste.is_spent(ANN)
-    waste.add(ANN, "stale", int(PATIENCE / LITTLE))
+    waste.handed(ANN, "stale", int(PATIENCE / LITTLE))
     assert waste.is_spent(ANN)
+
+
+def test_what_is_signed_counts_once_against_its_signer_and_all_else_against_who_handed_it_over():
+    waste = waste_of(VERA)
+    for sender in (VERA, VERA, BOB):
+        waste.refused(b"group", "over-limit", sender=sender, signer=ANN)
+    waste.refused(b"other", "malformed", sender=BOB, signer=None)
+    waste.refused(b"third", "malformed", sender=VERA, signer=None)
+    assert {who: account.wasted for who, account in waste._accounts.items()} == {ANN: 1, BOB: 2}
