@@ -36,7 +36,7 @@ async def test_a_peer_that_is_muted_is_told_of_once_with_what_it_did(autojump_cl
 
 
 async def test_a_sampler_whose_groups_are_not_looked_at_is_told_of_once_a_time_with_what_was_wrong(
-    autojump_clock,
+    autojump_clock,  # noqa: ARG001 - it jumps
 ):
     ann = SAMPLERS[0]
     told = []

@@ -19,10 +19,11 @@ from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
 from echo_node.net.inbox import Inbox
 from echo_node.referring import groups_in
 from echo_node.run import Run
+from echo_node.sifting import Sieve
 from echo_node.trainer.journal import KeptGroup, TrainingJournal
 from echo_node.trainer.remembering import know_heads
 from echo_node.weights.store import WeightsStore
-from protocol import Envelope, Opened, Receipt, WeightsHead, limits, open_sealed, read_batch, topics
+from protocol import Envelope, Opened, Receipt, WeightsHead, limits, open_sealed, topics
 
 log = logging.getLogger(__name__)
 MOST_NAMED: Final = 4 * limits.RECEIPT_IDS
@@ -42,6 +43,7 @@ class Overhearing:
         self._room = room
         self._bound = run.told.sync.staleness
         self._admission = Admission(run)
+        self._sieve = Sieve(run, self._admission)
         self._tip: Opened[WeightsHead] | None = None
         """The newest head that the admission knows."""
         self._heard: OrderedDict[bytes, Envelope] = OrderedDict()
@@ -71,9 +73,9 @@ class Overhearing:
     # Groups
 
     def _look_at(self, message: Message) -> Validation:
-        if any(envelope.run != self._run.id for envelope in read_batch(message.data)):
-            return Reject("wrong-run")
-        return ACCEPT
+        self._know_heads()
+        validation, _ = self._sieve.sift(message)
+        return validation
 
     async def _hear(self, groups: Inbox[Message]) -> None:
         async for message in groups:
@@ -81,7 +83,7 @@ class Overhearing:
             accepted = []
             for envelope in groups_in(message.data):
                 if not self._admission.is_signed(envelope):
-                    continue  # what anybody can make takes nobody's place
+                    continue  # a stranger's, beside one of a member: what anybody can make takes nobody's place
                 if envelope.id in self._named:
                     del self._named[envelope.id]
                     accepted.append(envelope)
