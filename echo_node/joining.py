@@ -22,6 +22,7 @@ from echo_node import fetching, program, state
 from echo_node.allowance import EVERYTHING, Allowance
 from echo_node.arriving import arrive
 from echo_node.control.serving import NodeHand, under_control
+from echo_node.engine.kinds import AUTO, best_class, check_device, device_of
 from echo_node.engine.machine import free_cores
 from echo_node.errors import ConfigError
 from echo_node.events import Events, ToldSteps, tell_if_alone, tell_mutes, tell_progress
@@ -150,6 +151,15 @@ class _Session:
                 f"this run does not take groups of the engine class {engine}",
                 advice=f"take one of {', '.join(allowed)}",
             )
+        device = self._wishes.allowance.device
+        check_device(device)
+        if role == "sampler" and device not in {AUTO, "cpu"}:
+            chosen = engine or best_class(allowed, device)
+            if device_of(chosen, device) != device:
+                raise ConfigError(
+                    f"engines of the class {chosen} compute on the CPU, not on {device}",
+                    advice="leave out --device, or take an --engine of torch if the run allows one",
+                )
 
     def check_that_somebody_can_be_asked(self, sought: Sought) -> None:
         if self._wishes.seeds or sought.seeds or self._wishes.lan or self._place.book.exists():
@@ -344,10 +354,12 @@ class _Session:
         else:
             engine = wishes.engine or node.best_class()
             threads = wishes.threads or free_cores()
+            device = device_of(engine, wishes.allowance.device)
             self._events.tell(
                 "engine",
-                f"it samples with {engine} (device {wishes.allowance.device}, {threads} threads, {wishes.slots} groups at a time)",
+                f"it samples with {engine} (device {device}, {threads} threads, {wishes.slots} groups at a time)",
                 engine=engine,
+                device=device,
                 threads=threads,
                 slots=wishes.slots,
             )

@@ -390,7 +390,7 @@ class Node:
 
     def best_class(self) -> str:
         """The fastest engine of this machine that the run allows."""
-        return best_class({tolerance.engine for tolerance in self._run.told.engines})
+        return best_class({tolerance.engine for tolerance in self._run.told.engines}, self._allowance.device)
 
     @asynccontextmanager
     async def _company(self, network: Network, role: str, needed: Iterable[str]) -> AsyncGenerator[None]:

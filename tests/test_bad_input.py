@@ -26,6 +26,7 @@ import pytest
 from echo_node import introducing, program, state
 from echo_node.backup import Cost, write_backup
 from echo_node.cli import app
+from echo_node.engine import kinds
 from echo_node.runfile import RunFile, new_run, write_run
 from protocol import Identity, Link, limits, open_manifest
 
@@ -163,6 +164,15 @@ def _full_disk(folder: Path):
 
 
 @contextmanager
+def _torch_computes_on(device: str):
+    before, kinds.torch_device = kinds.torch_device, lambda: device
+    try:
+        yield
+    finally:
+        kinds.torch_device = before
+
+
+@contextmanager
 def _without_torch():
     before = sys.modules.get("torch")
     sys.modules["torch"] = None  # as it looks where it is not installed
@@ -262,6 +272,8 @@ CASES = (
     case("verifier who is none", (*SAMPLE[:2], "verifier", "theirs"), "none of the run's verifiers"),
     case("engine that there is not", (*SAMPLE, "--engine", "abacus", "run"), "abacus"),
     case("engine that the run does not take", (*SAMPLE, "--engine", "torch/bf16", "run"), "torch/bf16"),
+    case("device that this machine has not", (*SAMPLE, "--device", "cuda", "run"), "no cuda here", before=lambda _: _torch_computes_on("cpu")),
+    case("device of another engine", (*SAMPLE, "--device", "cuda", "--engine", "llama/f16", "theirs"), "compute on the CPU", before=lambda _: _torch_computes_on("cuda")),
     case("model that is not there", (*SAMPLE, "--model", "no-model", "run"), "no-model"),
     case("model without a configuration", (*SAMPLE, "--model", "run", "run"), "config.json"),
     case("model too large for the memory", (*SAMPLE, "--max-memory", "1MB", "run"), "--max-memory", 1),

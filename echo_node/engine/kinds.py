@@ -18,6 +18,8 @@ from echo_node.engine.decoder import Decoder
 from echo_node.engine.local import LocalEngine
 from echo_node.errors import ConfigError, EngineError, boundary
 
+AUTO: Final = "auto"
+"""The best device there is."""
 PACKAGES: Final = {"torch": ("torch", "transformers"), "llama": ("llama_cpp", "gguf")}
 """What each kind of engine imports. The extras of our own package have the same names."""
 CLASSES: Final = (
@@ -39,7 +41,7 @@ class EngineSpec:
 
     engine_class: str
     folder: Path
-    device: str = "auto"
+    device: str = AUTO
     rows: int = 64
     threads: int | None = None
     gpu_layers: int = 0
@@ -109,8 +111,8 @@ def kinds() -> list[Kind]:
     ]
 
 
-def best_class(allowed: Collection[str]) -> str:
-    """What this machine should sample with, out of the classes that a run allows."""
+def best_class(allowed: Collection[str], device: str = AUTO) -> str:
+    """What this machine should sample with on a device, out of the classes that a run allows."""
     known = [engine_class for engine_class in CLASSES if engine_class in allowed]
     if not known:
         raise ConfigError(
@@ -120,9 +122,25 @@ def best_class(allowed: Collection[str]) -> str:
     if not ready:
         kind = _kind(known[0], device="")
         raise EngineError(f"the engine {kind.engine_class} {kind.why_not}", advice=kind.install)
-    if torch_device() != "cpu":
+    if (torch_device() if device == AUTO else device) != "cpu":
         ready.sort(key=lambda engine_class: _medium(engine_class) != "torch")
     return ready[0]
+
+
+def device_of(engine_class: str, wanted: str) -> str:
+    """Where an engine of this class computes, if a person wants this device."""
+    if _medium(engine_class) != "torch":
+        return "cpu"
+    return torch_device() if wanted == AUTO else wanted
+
+
+def check_device(wanted: str) -> None:
+    """This machine has what a person wants to compute on."""
+    if wanted not in {AUTO, "cpu", torch_device()}:
+        raise ConfigError(
+            f"there is no {wanted} here that torch can use",
+            advice="echo-node doctor says what there is; without --device the best of it is taken",
+        )
 
 
 def torch_device() -> str:

@@ -105,6 +105,18 @@ def test_on_a_cpu_llama_in_f16_comes_first_and_few_bits_last(monkeypatch, allowe
     assert best_class(allowed) == best
 
 
+@pytest.mark.parametrize(
+    ("wanted", "best", "device"),
+    [("auto", "torch/f32", "cuda"), ("cuda", "torch/f32", "cuda"), ("cpu", "llama/f16", "cpu")],
+)
+def test_the_device_that_a_person_wants_decides_the_engine(monkeypatch, wanted, best, device):
+    monkeypatch.setattr(kinds, "torch_device", lambda: "cuda")
+    assert (best_class(CLASSES, wanted), kinds.device_of(best, wanted)) == (best, device)
+    kinds.check_device(wanted)
+    with pytest.raises(ConfigError, match="there is no mps here"):
+        kinds.check_device("mps")
+
+
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_on_a_gpu_torch_comes_first(monkeypatch, device):
     monkeypatch.setattr(kinds, "torch_device", lambda: device)
