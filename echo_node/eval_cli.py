@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from echo_node.state import StateFolder
 
 Named = Annotated[
-    Path,
-    typer.Argument(help="A run's folder, or its manifest's file.", metavar="RUN", show_default=False),
+    str,
+    typer.Argument(
+        help="A run's folder or its manifest's file; or, for what this node holds, the first digits of its id, or its link.",
+        metavar="RUN",
+        show_default=False,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
 
@@ -51,11 +55,12 @@ def evaluate(
     from echo_node.evaluating import evaluate as measure
     from echo_node.run import read_model
     from echo_node.runfile import open_run
+    from echo_node.seeking import on_this_machine
     from echo_node.weights.state import layout_of
     from echo_node.weights.store import WeightsStore
 
-    with _at_rest(state) as place, closing(open_run(run, model)) as opened:
-        folder = place.run(opened.id)
+    with _at_rest(state) as place, closing(open_run(on_this_machine(run, place.path), model)) as opened:
+        folder = _held(place, opened.id)
         layout = layout_of(read_model(opened.folder))
         kind = engine or best_class({each.engine for each in opened.told.engines})
         spec = EngineSpec(kind, opened.folder, rows=AT_ONCE)
@@ -63,8 +68,7 @@ def evaluate(
             held = {head.message.version: head for head in store.follower.heads}
             if store.tip is None:
                 raise StoreError(
-                    "this node holds no version of that run",
-                    advice="join the run first, or give another --state",
+                    "this node holds no version of that run yet", advice="let it fetch one: echo-node join"
                 )
             wanted = versions or [store.tip.message.version]
             missing = sorted(set(wanted) - held.keys())
@@ -98,11 +102,12 @@ def export(
     from echo_node.evaluating import remembered
     from echo_node.run import read_model
     from echo_node.runfile import open_run
+    from echo_node.seeking import on_this_machine
     from echo_node.weights.export import export_version
     from echo_node.weights.state import layout_of
 
-    with _at_rest(state) as place, closing(open_run(run, model)) as opened:
-        folder = place.run(opened.id)
+    with _at_rest(state) as place, closing(open_run(on_this_machine(run, place.path), model)) as opened:
+        folder = place.place_of(opened.id)
         if version is None:
             measured = remembered(folder)
             if not measured:
@@ -117,9 +122,27 @@ def export(
             )
         layout = layout_of(read_model(opened.folder))
         done = export_version(
-            folder / "weights", to, opened.told, opened.rules, layout, version=version, model=opened.folder
+            _held(place, opened.id) / "weights",
+            to,
+            opened.told,
+            opened.rules,
+            layout,
+            version=version,
+            model=opened.folder,
         )
         typer.echo(f"version {done.version} is in {to}: {done.size / 1e6:,.1f} MB of weights")
+
+
+def _held(place: StateFolder, run: bytes) -> Path:
+    """What the node holds of a run. Opening a store that is not there would make one."""
+    from echo_node.errors import StoreError
+
+    folder = place.place_of(run)
+    if not (folder / "weights" / "heads").is_dir():
+        raise StoreError(
+            "this node holds no version of that run", advice="join the run first, or give another --state"
+        )
+    return folder
 
 
 @contextmanager

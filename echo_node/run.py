@@ -69,7 +69,10 @@ class Run:
         for file in told.model.files:
             path = folder / file.name
             if not path.is_file() or blob_id(path.read_bytes()) != file.blob:
-                raise ConfigError(f"{path} is not the {file.name} that the manifest names")
+                raise ConfigError(
+                    f"{path} is not the {file.name} that the manifest names",
+                    advice="give the run's own model with --model",
+                )
         named = told.contract
         contract = (load_jailed if jailed else load)(named.name, named.version, named.params)
         check_vectors(contract, told.contract.vectors)

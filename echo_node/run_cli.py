@@ -95,13 +95,16 @@ def show(
     run: Named,
     *,
     explain: Annotated[bool, typer.Option(help="Say what each of it means.")] = True,
+    state: State = None,
     as_json: Json = False,
 ) -> None:
     """What a run is: who leads it, what is learnt, and by which numbers, each with its meaning."""
+    from echo_node.config import state_home
     from echo_node.errors import one_line
     from echo_node.runfile import read_manifest
+    from echo_node.seeking import on_this_machine
 
-    told = described(read_manifest(run))
+    told = described(read_manifest(on_this_machine(run, state or state_home())))
     if as_json:
         typer.echo(json.dumps(told))
         return
@@ -130,12 +133,14 @@ def link(
     from echo_node.config import state_home
     from echo_node.errors import ConfigError, boundary
     from echo_node.runfile import read_manifest
+    from echo_node.seeking import on_this_machine
     from echo_node.state import prepared
     from echo_node.weights.journal import Journal
     from protocol import Link, Rules
 
-    manifest = read_manifest(run)
-    heads = prepared(state or state_home()).run(manifest.id) / "weights" / "heads"
+    place = prepared(state or state_home())
+    manifest = read_manifest(on_this_machine(run, place.path))
+    heads = place.place_of(manifest.id) / "weights" / "heads"
     journal = Journal(heads, Rules.of(manifest), None, durable=False) if heads.is_dir() else None
     known = journal.follower.heads if journal else ()
     whole = [head for head in known if head.message.anchor is not None]
@@ -145,7 +150,7 @@ def link(
             "a link names a head of the run, and this node knows none",
             advice="start the run's trainer, or join the run, and make the link then",
         )
-    known_addresses = tuple(addresses or manifest.message.seeds) or _own_addresses(state or state_home())
+    known_addresses = tuple(addresses or manifest.message.seeds) or _own_addresses(place.path)
     if not known_addresses:
         raise ConfigError(
             "a link says where to knock, and no address is known",
@@ -208,14 +213,16 @@ def _own_addresses(state: Path) -> tuple[str, ...]:
     return tuple(told["addresses"][: limits.ADDRESSES])
 
 
-def _own(run: Path, state: Path | None) -> tuple[Opened[Manifest], Path]:
+def _own(run: str, state: Path | None) -> tuple[Opened[Manifest], Path]:
     """A run that this node leads, and the folder of what it holds of it."""
     from echo_node.config import state_home
     from echo_node.errors import ConfigError
     from echo_node.runfile import read_manifest
+    from echo_node.seeking import on_this_machine
     from echo_node.state import prepared
 
-    manifest, place = read_manifest(run), prepared(state or state_home())
+    place = prepared(state or state_home())
+    manifest = read_manifest(on_this_machine(run, place.path))
     if place.identity().public not in manifest.message.trainers:
         raise ConfigError(
             f"this node is no trainer of {manifest.message.name}",

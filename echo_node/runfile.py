@@ -4,6 +4,8 @@
     RUN/run.toml        the file as it was used, with every default written out
     RUN/manifest        what is sealed and shared; its hash is the run's id
 
+The folder in which a node keeps what it holds of a run will do too: the manifest is among its weights there, and the model beside.
+
 It dials nobody, and knows nothing of training.
 """
 
@@ -17,6 +19,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from echo_node import embedded
+from echo_node.arriving import has_arrived
 from echo_node.config import load_config, write_resolved
 from echo_node.contract import load
 from echo_node.errors import ConfigError, StoreError, boundary, looking_at
@@ -32,7 +35,6 @@ from protocol import (
     open_manifest,
     public_key_of,
 )
-from protocol.link import SCHEME
 from protocol.manifest import EngineTolerance, Sampling, Sync, Verification
 
 MANIFEST: Final = "manifest"
@@ -171,17 +173,12 @@ def write_run(folder: Path, told: RunFile, sealed: bytes) -> None:
 
 def read_manifest(named: Path) -> Opened[Manifest]:
     """The manifest of a run's folder, or in a file."""
-    if str(named).startswith(SCHEME):
-        raise ConfigError(
-            "this command reads a run on this machine, and no link",
-            advice="echo-node join takes links; a run that was joined is in the state's folder",
-        )
-    with looking_at(named, advice="give a run's folder or its manifest's file"):
-        file = named / MANIFEST if named.is_dir() else named
-        if not file.is_file():
-            raise ConfigError(
-                f"there is no run in {named}", advice="give a run's folder or its manifest's file"
-            )
+    advice = "give a run's folder or its manifest's file"
+    with looking_at(named, advice=advice):
+        places = (named / MANIFEST, named / "weights" / MANIFEST) if named.is_dir() else (named,)
+        file = next((each for each in places if each.is_file()), None)
+    if file is None:
+        raise ConfigError(f"there is no run in {named}", advice=advice)
     with boundary(ConfigError, f"reading {file}"):
         if file.stat().st_size > limits.MANIFEST_BYTES + limits.ENVELOPE_BYTES:
             raise ConfigError(f"{file} is too large for a manifest", advice="it is made by echo-node run new")
@@ -195,10 +192,14 @@ def read_manifest(named: Path) -> Opened[Manifest]:
 
 
 def open_run(named: Path, model: str | None = None) -> Run:
-    """The run that a person names. Its model is the one given, the one of the run's file, or the embedded one."""
+    """The run that a person names. Its model is the one given, the one of the run's file, the one that has arrived, or the
+    embedded one.
+    """
     manifest = read_manifest(named)
-    if model is None and named.is_dir() and (named / RUN_FILE).is_file():
+    if model is None and (named / RUN_FILE).is_file():
         model = read_run_file(named / RUN_FILE).model
+    elif model is None and has_arrived(named / "model", manifest.message):
+        return Run.open(manifest.sealed, named / "model")
     return Run.open(manifest.sealed, model_folder(model or EMBEDDED))
 
 

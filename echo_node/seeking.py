@@ -6,7 +6,7 @@
     64 hexadecimal digits     a run's id
     nothing                   one of the open runs, which the person chooses
 
-It reads names, and asks peers only for manifests.
+Commands about a run that this machine has take the same, also the first digits of its id, and look into the node's state. It reads names, and asks peers only for manifests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from echo_node.errors import ConfigError, PeerError, looking_at
+from echo_node.errors import ConfigError, PeerError, StoreError, boundary, looking_at
 from echo_node.introducing import find_manifest, open_runs
 from echo_node.net.base import Network
 from echo_node.runfile import MANIFEST, new_run, read_run_file, write_run
@@ -27,6 +27,7 @@ from protocol import Identity, Link, Manifest, Opened, ProtocolError
 from protocol.link import SCHEME
 
 _ID: Final = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
+_SOME_DIGITS: Final = re.compile(r"[0-9a-f]{4,64}", re.IGNORECASE)
 _FORMS: Final = (
     "give a run's folder, its manifest's or TOML file, its id of 64 digits, or its link from echo: on"
 )
@@ -65,6 +66,31 @@ def meant(text: str | None, author: Identity) -> Path | Sought:
     if not is_there:
         raise ConfigError(f"there is no run in {text}", advice=_FORMS)
     return path
+
+
+def on_this_machine(text: str, state: Path) -> Path:
+    """Where the run that a person means is: its folder or its manifest's file, or what the node's state holds of it."""
+    text = text.strip()
+    link = pasted_link(text)
+    if link is None:
+        with looking_at(text, advice=_FORMS):
+            if Path(text).exists():
+                return Path(text)
+        if not _SOME_DIGITS.fullmatch(text):
+            raise ConfigError(f"there is no run in {text}", advice=_FORMS)
+    digits = text.lower() if link is None else link.run.hex()
+    with boundary(StoreError, f"looking into {state}", advice="give another folder with --state"):
+        found = sorted(paper.parents[1] for paper in (state / "runs").glob(f"{digits}*/weights/{MANIFEST}"))
+    if not found:
+        raise ConfigError(
+            f"{state} holds nothing of the run {digits}", advice="join it first, or give another --state"
+        )
+    if len(found) > 1:
+        raise ConfigError(
+            f"several runs begin with {digits}",
+            advice=f"such as {', '.join(each.name for each in found[:4])}",
+        )
+    return found[0]
 
 
 def pasted_link(text: str) -> Link | None:

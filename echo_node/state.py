@@ -78,9 +78,13 @@ class StateFolder:
                     total += 512 * os.lstat(os.path.join(folder, name)).st_blocks  # noqa: PTH118 - many files
         return total
 
+    def place_of(self, run_id: bytes) -> Path:
+        """Where the folder of a run is, or would be."""
+        return self.path / "runs" / run_id.hex()
+
     def run(self, run_id: bytes) -> Path:
         """The folder of a run, made if need be."""
-        folder = self.path / "runs" / run_id.hex()
+        folder = self.place_of(run_id)
         with boundary(StoreError, f"making {folder}", advice=_ADVICE):
             folder.mkdir(parents=True, exist_ok=True)
         return folder

@@ -127,6 +127,11 @@ def strangers_manifest(place: Place) -> None:
     file.write_bytes(data.replace(author, STRANGER.public))
 
 
+def two_runs(place: Place) -> None:
+    for last in "ef":
+        written(f"state/runs/abcd{last * 60}/weights/manifest", b"")(place)
+
+
 def another_node_runs(place: Place) -> AbstractContextManager[object]:
     return state.opened(place.path / "state")
 
@@ -234,7 +239,9 @@ CASES = (
     case("id that nobody can be asked for", (*SAMPLE, "ab" * 32), "nobody is known who could be asked"),
     case("id too short", (*SAMPLE, "abcdef0123"), "abcdef0123"),
     case("folder that is not there", (*SAMPLE, "nowhere"), "nowhere"),
-    case("a link where a folder is wanted", ("run", "show", LINK), "no link"),
+    case("link of a run that is not held", ("run", "show", LINK), "holds nothing of the run"),
+    case("id of a run that is not held", "run eval abcd", "holds nothing of the run abcd"),
+    case("half an id that several runs begin with", "run show abcd", "several runs begin with abcd", before=two_runs),
     case("no seed reachable", (*SAMPLE, "--seed", NOBODY, "ab" * 32), "nobody", 1, before=lambda _: _short_patience()),
     # addresses
     case("seed in words", (*SEED, "--seed", "my friend's"), "my friend's"),
@@ -252,7 +259,6 @@ CASES = (
             "run show LONG",
             "run eval LONG",
             "run export LONG out",
-            "run export run LONG --version 0",
             "run link LONG",
             "run open LONG",
             "join --role sampler LONG",

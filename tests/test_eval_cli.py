@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -14,11 +16,13 @@ from echo_node.engine.base import TensorBytes
 from echo_node.errors import ConfigError, EchoError, StoreError
 from echo_node.run import read_model
 from echo_node.runfile import RunFile, new_run, open_run, write_run
+from echo_node.seeking import on_this_machine
 from echo_node.state import opened, prepared
+from echo_node.weights.papers import write_papers
 from echo_node.weights.publish import Publisher
 from echo_node.weights.state import layout_of
 from echo_node.weights.store import WeightsStore
-from protocol import Roster
+from protocol import Link, Roster
 
 PROMPTS = ("--prompts", "64")
 
@@ -89,6 +93,35 @@ def test_versions_are_measured_and_the_best_one_is_written(place, tmp_path):
     assert (tmp_path / "best" / "config.json").is_file()
 
 
+def test_what_is_not_held_is_said_and_leaves_nothing(place, tmp_path):
+    for words in (("eval", place / "run"), ("export", place / "run", tmp_path / "out", "--version", 0)):
+        done = CliRunner().invoke(app, ["run", *map(str, words), "--state", str(tmp_path / "state")])
+        assert "holds no version of that run" in str(done.exception)
+    assert not (tmp_path / "state" / "runs").exists()
+
+
+def test_who_joined_by_a_link_names_the_run_by_it_or_by_its_id(place, tmp_path):
+    """There is no folder but the state's: the manifest is beside the weights, and the model as it arrived."""
+    run = open_run(place / "run")
+    run.close()
+    state = tmp_path / "state"
+    shutil.copytree(place / "state", state)
+    held = state / "runs" / run.id.hex()
+    write_papers(held / "weights", run.manifest, layout_of(read_model(run.folder)))
+    shutil.copytree(embedded.folder(), held / "model")
+    link = Link(addresses=(), head=bytes(32), run=run.id, term=1, version=0)
+    for name in (run.id.hex(), run.id.hex()[:8].upper(), str(link), str(held)):
+        shown = CliRunner().invoke(app, ["run", "show", name, "--json", "--state", str(state)])
+        assert json.loads(shown.output)["name"] == "a test"
+    with closing(open_run(on_this_machine(str(link), state))) as opened:
+        assert opened.folder == held / "model"
+    out = tmp_path / "out"
+    words = ["run", "export", run.id.hex()[:8], str(out), "--version", "1", "--state", str(state)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert (out / "config.json").is_file()
+
+
 def test_what_cannot_be_measured_is_said(place, tmp_path):
     assert isinstance(failure(place, "eval", "--version", 7), StoreError)
     with opened(place / "state"):
@@ -96,3 +129,4 @@ def test_what_cannot_be_measured_is_said(place, tmp_path):
     taken = tmp_path / "taken"
     taken.mkdir()
     assert isinstance(failure(place, "export", taken, "--version", 1), ConfigError)
+    assert isinstance(failure(place, "export", tmp_path / ("x" * 300), "--version", 1), ConfigError)
