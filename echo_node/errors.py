@@ -110,6 +110,10 @@ def _reason(cause: Exception, doing: str, failed: type[EchoError]) -> str:
     if isinstance(cause, OSError) and cause.strerror:
         file = "" if cause.filename is None else str(cause.filename)
         return cause.strerror if not file or file in doing else f"{cause.strerror}: {file}"
+    if isinstance(cause, UnicodeDecodeError):
+        return "it is no text in UTF-8"
+    if isinstance(cause, RecursionError):
+        return "it is nested too deeply"
     if text and type(cause).__module__.partition(".")[0] in _SPEAKS_IN_SENTENCES:
         return text
     return f"{name}: {text}" if text else name

@@ -16,6 +16,7 @@ import typer
 from echo_node.keys_cli import State
 
 if TYPE_CHECKING:
+    from echo_node.joining import Role
     from echo_node.state import StateFolder
     from echo_node.trainer.ranks import Ranks
     from protocol import Manifest, Opened
@@ -209,18 +210,11 @@ def join(
     from echo_node.allowance import Allowance, amount
     from echo_node.config import state_home
     from echo_node.engine.kinds import check_torch
-    from echo_node.errors import ConfigError
     from echo_node.events import Events
-    from echo_node.joining import ROLES, Wishes
+    from echo_node.joining import Wishes
     from echo_node.joining import join as take_part
 
-    chosen = next((each for each in ROLES if each == role), None)
-    if chosen is None:
-        raise ConfigError(f"there is no role {role!r}", advice=f"take one of {', '.join(ROLES)}")
-    if nproc > 1 and chosen != "trainer":
-        raise ConfigError(f"a {chosen} computes in one process", advice="--nproc is for trainers")
-    if device not in DEVICES:
-        raise ConfigError(f"there is no device {device!r}", advice=f"take one of {', '.join(DEVICES)}")
+    chosen = check_words(role=role, nproc=nproc, device=device, page=page, no_page=no_page)
     if chosen == "trainer":
         check_torch("a trainer")
     wishes = Wishes(
@@ -257,6 +251,23 @@ def join(
         take_part(wishes, Events(as_json, typer.echo, aside=partial(typer.echo, err=True)), ranks)
 
 
+def check_words(*, role: str, nproc: int, device: str, page: int | None, no_page: bool) -> Role:
+    """What can be said of these words before anything else is known; and the role."""
+    from echo_node.errors import ConfigError
+    from echo_node.joining import ROLES
+
+    chosen = next((each for each in ROLES if each == role), None)
+    if chosen is None:
+        raise ConfigError(f"there is no role {role!r}", advice=f"take one of {', '.join(ROLES)}")
+    if nproc > 1 and chosen != "trainer":
+        raise ConfigError(f"a {chosen} computes in one process", advice="--nproc is for trainers")
+    if device not in DEVICES:
+        raise ConfigError(f"there is no device {device!r}", advice=f"take one of {', '.join(DEVICES)}")
+    if no_page and page is not None:
+        raise ConfigError("--page and --no-page contradict each other", advice="leave one of them out")
+    return chosen
+
+
 def _public_seeds(run: str | None) -> tuple[str, ...]:
     """Where to knock when the person names nobody: a run's folder or link has its own."""
     if run is not None and not _is_id(run.strip()):
@@ -273,10 +284,7 @@ def _is_id(run: str) -> bool:
 def _page(port: int | None, *, no_page: bool, as_json: bool) -> int | None:
     """The page's port. Nobody looks at a page that no terminal has named."""
     from echo_node.dashboard import free_port
-    from echo_node.errors import ConfigError
 
-    if no_page and port is not None:
-        raise ConfigError("--page and --no-page contradict each other", advice="leave one of them out")
     if no_page or port is not None:
         return port
     return free_port() if sys.stdout.isatty() and not as_json else None

@@ -177,7 +177,7 @@ class Node:
                 crediting=crediting,
             )
             self.tokens = loop.tokens
-            self.status = loop.status
+            self.status = lambda: {**loop.status(), "clock": watch.clock}
             async with watch.work(), self._company(network, "sampler", needed=("trainer", "verifier")):
                 await loop.work()
 
@@ -206,14 +206,15 @@ class Node:
             puller = self._puller(network, store)
             loop = VerifierLoop(self._run, network, self._identity, judge, puller, told=note, gate=self._gate)
             self.verdicts = loop.results
-            self.status = lambda: {
-                "version": _version_of(store),
-                "verdicts": dict(sorted(loop.results.items())),
-                "paused": list(self._gate.reasons),
-            }
             with tempfile.TemporaryDirectory(prefix="echo-votes-") as passing:
                 box = VoteBox((self._folder or Path(passing)) / "votes", self._identity, self._run.id)
                 watch = Watch(network, puller.hearing, self._run.told.terms, box=box, held=lambda: store.tip)
+                self.status = lambda: {
+                    "version": _version_of(store),
+                    "verdicts": dict(sorted(loop.results.items())),
+                    "paused": list(self._gate.reasons),
+                    "clock": watch.clock,
+                }
                 async with watch.work(), self._company(network, "verifier", needed=("trainer",)):
                     await loop.work()
 
@@ -283,6 +284,7 @@ class Node:
                 "version": _version_of(store),
                 "held": store.tip.message.version if store.tip else None,  # from which it could go on
                 "leading": False,
+                "clock": standby.clock,
             }
             if promote:
                 standby.promote()

@@ -102,17 +102,14 @@ def _checked(words: list[str]) -> tuple[str, list[str]]:
     What `join` would refuse is refused now, not in a log that nobody reads.
     """
     from echo_node.config import state_home
-    from echo_node.errors import ConfigError
-    from echo_node.join_cli import join
-    from echo_node.joining import ROLES
+    from echo_node.join_cli import check_words, join
 
     told = words[1:] if words[:1] == ["join"] else words
     parser = typer.Typer(add_completion=False)
     parser.command()(join)
     with typer.main.get_command(parser).make_context("echo-node service install --", list(told)) as parsed:
-        role, state = str(parsed.params["role"]), parsed.params["state"]
-    if role not in ROLES:
-        raise ConfigError(f"there is no role {role!r}", advice=f"take one of {', '.join(ROLES)}")
+        given, state = parsed.params, parsed.params["state"]
+    role = check_words(**{name: given[name] for name in ("role", "nproc", "device", "page", "no_page")})
     return role, list(told) if state is not None else ["--state", str(state_home()), *told]
 
 

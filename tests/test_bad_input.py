@@ -346,6 +346,8 @@ CASES = (
     toml("contract of another version", "99", contract='"digits-reverse@99"', code=1),
     toml("bad parameter of the contract", "fingers", "[params]\nfingers = 10", code=1),
     toml("model missing", "no-model", model='"./no-model"'),
+    case("toml: not UTF-8", "run new bad.toml", "no text in UTF-8", before=written("bad.toml", b'name = "\xff\xfe"')),
+    case("toml: nested without end", "run new bad.toml", "nested too deeply", before=written("bad.toml", "a = " + "[" * 50_000)),
     case("run file that is not there", "run new nowhere.toml", "nowhere.toml"),
     case("set without a value", "run new run.toml --set staleness", "--set"),
     case("set of what there is not", "run new run.toml --set sync.colour=red", "sync.colour"),
@@ -365,6 +367,8 @@ CASES = (
     case("forget a run that is not here", "leave --forget-run --run ffff", "holds nothing"),
     # services, demos, tools
     case("service in an unknown role", "service install --print -- --role cook run", "cook"),
+    case("service with a page and none", "service install --print -- --role sampler --page 1 --no-page run", "contradict"),
+    case("service on an unknown device", "service install --print -- --role sampler --device tpu run", "tpu"),
     usage("service with bad words", "service install --print -- --role sampler --steps 0 run", "--steps"),
     usage("service without words", "service install", "JOIN WORDS"),
     case("demo in an unknown mode", "demo --mode serial", "mode"),

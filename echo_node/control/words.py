@@ -22,6 +22,7 @@ def rows(snapshot: Mapping[str, Any]) -> list[Row]:
     node: Mapping[str, Any] = snapshot.get("node") or {}
     found = [
         ("doing", _doing(snapshot, progress, node)),
+        ("clock", one_line(str(progress.get("clock") or ""))),
         ("run", _run(snapshot.get("run"))),
         ("version", _version(progress)),
         ("speed", _speed(progress)),

@@ -17,19 +17,19 @@ _log = logging.getLogger("echo_node.terms.clocks")
 
 
 class Clocks:
-    """Holds this machine's clock against the leader's, and says once when they part."""
+    """Holds this machine's clock against the leader's, and says once when they part. `apart` says so for as long as it lasts."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._apart = False
+        self.apart: str | None = None
 
     def hear(self, leaders_ms: int) -> None:
         """Take the time that a heartbeat names."""
         ahead = self._clock() - leaders_ms / 1000
-        apart = abs(ahead) > APART_SECONDS
-        if apart and not self._apart:
-            _log.warning("%s", in_words(ahead))
-        self._apart = apart
+        apart = in_words(ahead) if abs(ahead) > APART_SECONDS else None
+        if apart and not self.apart:
+            _log.warning("%s", apart)
+        self.apart = apart
 
 
 def in_words(ahead: float) -> str:

@@ -86,7 +86,7 @@ class Pulse:
         self._hearing = hearing
         self._lease = lease
         self._told = told
-        self._clocks = Clocks()
+        self.clocks = Clocks()
         self._missed: bytes | None = None
         """Who has told of something that is not known here."""
         self._wake = trio.Event()
@@ -123,7 +123,7 @@ class Pulse:
         follower = self._hearing.follower
         counts = self._lease.take(beat)
         if counts:
-            self._clocks.hear(beat.message.time_ms)
+            self.clocks.hear(beat.message.time_ms)
             self._told(beat)
         knows_more = beat.message.head != ZERO and self._hearing.find(beat.message.head) is None
         if beat.message.term > follower.term or (counts and knows_more):

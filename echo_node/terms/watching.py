@@ -38,6 +38,11 @@ class Watch:
         self._pulse = Pulse(network, hearing, self.lease)
         self._desk = None if box is None else VotingDesk(network, hearing, self.lease, box, held=held)
 
+    @property
+    def clock(self) -> str | None:
+        """What a person should know of this machine's clock, if anything."""
+        return self._pulse.clocks.apart
+
     @asynccontextmanager
     async def work(self) -> AsyncGenerator[Lease]:
         """Listen, and answer candidates, until the context is left."""

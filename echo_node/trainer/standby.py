@@ -103,6 +103,11 @@ class Standby:
         self._reign = Reign(network, identity, store, terms, box, ext=self._lending.ext)
         self._ordered = trio.Event()
 
+    @property
+    def clock(self) -> str | None:
+        """What a person should know of this machine's clock, if anything."""
+        return self._pulse.clocks.apart
+
     def promote(self) -> None:
         """What an operator orders where there are too few electors: ask them, once the lease is over."""
         self._ordered.set()

@@ -73,6 +73,17 @@ def test_news_appear_without_a_reload(browser):
         assert tab.evaluate("window.same") == "yes"
 
 
+def test_a_clock_that_is_wrong_is_said_first(browser):
+    story = a_long_story("sampler", 4)
+    with shown(story.board) as page, looking(browser, page) as tab:
+        told = {
+            **story.board.snapshot()["progress"],
+            "clock": "this machine's clock is 2.0 hours behind the leader's",
+        }
+        page.tell(lambda: story.board.hear("progress", "", told))
+        expect(tab.locator("#hero-more")).to_contain_text("clock is 2.0 hours behind")
+
+
 @pytest.mark.parametrize("role", ["trainer", "sampler", "verifier"])
 def test_each_role_has_its_figures_and_fits_a_phone(browser, role):
     story = a_long_story(role, 40)

@@ -6,7 +6,8 @@ import pytest
 
 from echo_node.net.memory import MemorySwarm
 from echo_node.terms.clocks import APART_SECONDS, Clocks, in_words
-from tests.terms.peers import ANN, SAM, VAL, beat_of, head_after, peer
+from echo_node.terms.watching import Watch
+from tests.terms.peers import ANN, SAM, VAL, beat_of, head_after, peer, terms
 
 DAY = 86_400.0
 
@@ -26,6 +27,23 @@ def test_it_is_said_again_only_after_it_was_right(caplog):
     for seconds in (DAY, DAY - APART_SECONDS, 0.0, 0.0, DAY, DAY + APART_SECONDS, 2 * DAY):
         clocks.hear(int(seconds * 1000))
     assert len(caplog.records) == 2
+
+
+def test_for_as_long_as_it_lasts_it_can_be_looked_up():
+    clocks, seen = Clocks(lambda: DAY), []
+    for seconds in (DAY, 0.0, 0.0, DAY):
+        clocks.hear(int(seconds * 1000))
+        seen.append(clocks.apart)
+    assert seen == [None, in_words(DAY), in_words(DAY), None]
+
+
+async def test_who_watches_the_leader_can_say_so(tmp_path):
+    async with MemorySwarm() as swarm, peer(swarm, SAM, tmp_path) as sam:
+        await sam.hearing.hear(head_after(sam.follower, ANN).sealed)
+        watch = Watch(sam.network, sam.hearing, terms(sam.follower.rules))
+        assert watch.clock is None
+        watch._pulse.hear(beat_of(sam.follower, ANN, int((time.time() + DAY) * 1000)), VAL.public)
+        assert "24.0 hours behind" in watch.clock
 
 
 @pytest.mark.parametrize(
