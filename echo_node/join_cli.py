@@ -76,7 +76,7 @@ def join(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="The class of its engine, such as llama/f16; the best that runs if left out.",
+            help="The class of its engine, such as llama/f16; the best that fits if left out.",
             rich_help_panel="Sampler",
         ),
     ] = None,
@@ -84,9 +84,14 @@ def join(
         int | None, typer.Option(min=1, help="How many threads compute.", rich_help_panel="This machine")
     ] = None,
     slots: Annotated[
-        int,
-        typer.Option(min=1, max=512, help="Groups that are made together.", rich_help_panel="Sampler"),
-    ] = 16,
+        int | None,
+        typer.Option(
+            min=1,
+            max=512,
+            help="Groups that are made together; as many as fit, up to 16, if left out.",
+            rich_help_panel="Sampler",
+        ),
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(

@@ -31,6 +31,7 @@ from echo_node.metrics import Records
 from echo_node.net.libp2p import Libp2pNetwork, SwarmSettings, join_swarm
 from echo_node.node import Node
 from echo_node.pausing import Gate
+from echo_node.picking import pick
 from echo_node.run import Run, read_model
 from echo_node.runfile import model_folder, open_run
 from echo_node.seeking import Choose, Sought, meant, seek
@@ -85,7 +86,7 @@ class Wishes:
     lan: bool = False
     engine: str | None = None
     threads: int | None = None
-    slots: int = 16
+    slots: int | None = None
     steps: int | None = None
     first_samplers: int = 1
     promote: bool = False
@@ -333,10 +334,10 @@ class _Session:
             nursery.start_soon(tell_progress, node, network, self._events)
             nursery.start_soon(tell_mutes, lambda: {**node.unheard(), **network.mutes()}, self._events)
             nursery.start_soon(self._watch_disk)
-            await self._do_role(node, folder)
+            await self._do_role(node, run, folder)
             nursery.cancel_scope.cancel()
 
-    async def _do_role(self, node: Node, folder: Path) -> None:
+    async def _do_role(self, node: Node, run: Run, folder: Path) -> None:
         wishes = self._wishes
         if wishes.role == "trainer":
             await node.train(
@@ -352,18 +353,18 @@ class _Session:
             with Ledger(folder / "ledger.sqlite") as ledger:
                 await node.verify(threads=wishes.threads, ledger=ledger)
         else:
-            engine = wishes.engine or node.best_class()
-            threads = wishes.threads or free_cores()
+            picked = await run_abandonable(partial(pick, run, wishes.allowance, wishes.engine, wishes.slots))
+            engine, slots, threads = picked.engine_class, picked.slots, wishes.threads or free_cores()
             device = device_of(engine, wishes.allowance.device)
             self._events.tell(
                 "engine",
-                f"it samples with {engine} (device {device}, {threads} threads, {wishes.slots} groups at a time)",
+                f"it samples with {engine} (device {device}, {threads} threads, {slots} groups at a time): {picked.why}",
                 engine=engine,
                 device=device,
                 threads=threads,
-                slots=wishes.slots,
+                slots=slots,
             )
-            await node.sample(slots_per_call=wishes.slots, engine_class=engine, threads=wishes.threads)
+            await node.sample(slots_per_call=slots, engine_class=engine, threads=wishes.threads)
 
 
 def _in_short(run: Run) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from echo_node.net.throttle import Throttle, Uplink
 from echo_node.pausing import Gate
 from echo_node.records import RecordsFile, read_records
 from echo_node.run import Run, read_model
-from echo_node.sampler.crediting import Crediting
+from echo_node.sampler.crediting import open_crediting
 from echo_node.sampler.loop import SamplerLoop
 from echo_node.terms.voting import VoteBox
 from echo_node.terms.watching import Watch
@@ -159,7 +159,7 @@ class Node:
             self._join(self._identity) as network,
             self._store(network) as store,
             self._outbox() as outbox,
-            self._crediting() as crediting,
+            open_crediting(self._folder, self._run, self._identity) as crediting,
         ):
             puller = self._puller(network, store)
             watch = Watch(network, puller.hearing, self._run.told.terms)
@@ -380,15 +380,6 @@ class Node:
         with tempfile.TemporaryDirectory(prefix="echo-outbox-") as passing:
             async with open_outbox((self._folder or Path(passing)) / "outbox.sqlite") as outbox:
                 yield outbox
-
-    @asynccontextmanager
-    async def _crediting(self) -> AsyncGenerator[Crediting | None]:
-        """What this sampler's groups came to; without a folder there is nothing that would outlive it."""
-        if self._folder is None:
-            yield None
-            return
-        with Ledger(self._folder / "ledger.sqlite") as ledger:
-            yield Crediting(self._run, self._identity, ledger)
 
     def best_class(self) -> str:
         """The fastest engine of this machine that the run allows."""

@@ -80,7 +80,7 @@ async def test_the_first_fetch_and_what_a_trainer_gives_keep_to_what_is_allowed(
         trainer = Node(RUN, TRAINER, swarm.join, allowance=Allowance(up=up))
         nursery.start_soon(lambda: trainer.train(1, records=Records(), early=True))
         async with swarm.join(NEWCOMER) as newcomer:
-            with trio.fail_after(60):
+            with trio.fail_after(100):
                 model = await arrive(newcomer, RUN.manifest, tmp_path, allowance=Allowance(down=down))
         nursery.cancel_scope.cancel()
     fetched = sum(file.stat().st_size for file in model.iterdir())

@@ -113,6 +113,11 @@ def kinds() -> list[Kind]:
 
 def best_class(allowed: Collection[str], device: str = AUTO) -> str:
     """What this machine should sample with on a device, out of the classes that a run allows."""
+    return ready_classes(allowed, device)[0]
+
+
+def ready_classes(allowed: Collection[str], device: str = AUTO) -> list[str]:
+    """What this machine can sample with on a device, out of the classes that a run allows, the best first: at least one."""
     known = [engine_class for engine_class in CLASSES if engine_class in allowed]
     if not known:
         raise ConfigError(
@@ -124,7 +129,7 @@ def best_class(allowed: Collection[str], device: str = AUTO) -> str:
         raise EngineError(f"the engine {kind.engine_class} {kind.why_not}", advice=kind.install)
     if (torch_device() if device == AUTO else device) != "cpu":
         ready.sort(key=lambda engine_class: _medium(engine_class) != "torch")
-    return ready[0]
+    return ready
 
 
 def device_of(engine_class: str, wanted: str) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -32,6 +34,18 @@ SUM_SECONDS: Final = 1.0
 """Between two looks at the sums."""
 KEPT_SECONDS: Final = 86_400.0
 """After which all has been said of a group, and only the sums are kept."""
+
+
+@asynccontextmanager
+async def open_crediting(
+    folder: Path | None, run: Run, identity: Identity
+) -> AsyncGenerator[Crediting | None]:
+    """A sampler's account in a run's folder; without one there is nothing that would outlive it."""
+    if folder is None:
+        yield None
+        return
+    with Ledger(folder / "ledger.sqlite") as ledger:
+        yield Crediting(run, identity, ledger)
 
 
 class Crediting:
