@@ -28,6 +28,8 @@ from protocol.envelope import verify_id
 from protocol.errors import TooLargeError
 
 log = logging.getLogger(__name__)
+AGAIN_SECONDS: Final = 1.0
+"""After an account could not be had."""
 _NOTHING: Final = merkle_root([])
 _SIGNATURE_BYTES: Final = 64
 """At the end of every sealed message."""
@@ -112,43 +114,54 @@ class Accounting:
         self._done: set[bytes] = set()
         """Heads of the newest whose groups are known, or never will be."""
 
+    async def follow(self) -> None:
+        """Account for every head as soon as it is heard, before its weights are here, until cancelled: who leads may be gone soon."""
+        seen: bytes | None = None
+        while True:
+            with trio.move_on_after(AGAIN_SECONDS):
+                seen = (await self._puller.hearing.wait_for_newer(seen)).id
+            await self.keep_up()
+
     async def keep_up(self) -> None:
-        """Know what the newest heads were trained on: those after which groups may still be used that an earlier one had."""
+        """Know what the newest heads were trained on: those after which groups may still be used that an earlier one had.
+
+        The newest come first: what one was trained on that nobody knows may be of any head before it.
+        """
         heads = self._puller.store.follower.heads
-        first = max(0, len(heads) - MOST_HEADS)
         fresh = [
             at
-            for at in range(first, len(heads))
+            for at in range(max(0, len(heads) - MOST_HEADS), len(heads))
             if heads[-1].message.step - heads[at].message.step <= self._bound
         ]
         self._done &= {heads[at].id for at in fresh}
-        for at in fresh:
-            if heads[at].id not in self._done:
-                try:
+        if all(heads[at].id in self._done for at in fresh):
+            return
+        # What this trainer drew for branches that were left is disowned: others may have used the same groups.
+        after = await self._journal.last_number(heads[fresh[0]].message.version - 1)
+        own, _ = await in_chain(self._journal, await self._journal.batches(after=after), heads)
+        known = {batch.version for batch in own}
+        for at in reversed(fresh):
+            head = heads[at]
+            try:
+                if head.id not in self._done and head.message.version not in known:
                     await self._account(heads[max(0, at - MOST_HEADS) : at + 1])
-                except PeerError as error:  # others may give it, or give it later
-                    log.info("what version %d was trained on: %s", heads[at].message.version, error)
+                self._done.add(head.id)
+            except PeerError as error:  # others may give it, or give it later
+                log.info("what version %d was trained on: %s", head.message.version, error)
 
     async def _account(self, heads: Sequence[Head]) -> None:
         head = heads[-1]
-        told, blob = head.message, account_of(head.message)
-        if told.groups != _NOTHING and blob is not None and not await self._is_known(heads):
-            data = await self._puller.named(head, blob, Account.LIMIT)
-            try:
-                batches = await trio.to_thread.run_sync(batches_of, data, heads, self._bound)
-            except PeerError as error:
-                log.warning("the leader's account is not believed: %s", error)
-            else:
-                if twice := await self._journal.follow([self._with_bytes(batch) for batch in batches]):
-                    log.warning("version %d was trained on %d groups again", told.version, len(twice))
-        self._done.add(head.id)
-
-    async def _is_known(self, heads: Sequence[Head]) -> bool:
-        """Whether the journal has what a head was trained on. What it has of branches that were left is disowned."""
-        version = heads[-1].message.version
-        held = await self._journal.batches(after=await self._journal.last_number(version - 1))
-        told, _ = await in_chain(self._journal, held, self._puller.store.follower.heads)
-        return any(batch.version == version for batch in told)
+        blob = account_of(head.message)
+        if blob is None or head.message.groups == _NOTHING:
+            return
+        data = await self._puller.named(head, blob, Account.LIMIT)
+        try:
+            batches = await trio.to_thread.run_sync(batches_of, data, heads, self._bound)
+        except PeerError as error:
+            log.warning("the leader's account is not believed: %s", error)
+            return
+        if twice := await self._journal.follow([self._with_bytes(batch) for batch in batches]):
+            log.warning("version %d was trained on %d groups again", head.message.version, len(twice))
 
     def _with_bytes(self, batch: Batch) -> Batch:
         """The same, with the bytes of the groups that were overheard: who has all of them can learn from it again."""

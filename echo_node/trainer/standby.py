@@ -134,6 +134,7 @@ class Standby:
                         self._pulse.follow,
                         self.borrowing.follow,
                         self._overhearing.follow,
+                        self._accounting.follow,
                         self._keep_up,
                     ):
                         nursery.start_soon(task)
@@ -145,13 +146,12 @@ class Standby:
     # Following
 
     async def _keep_up(self) -> None:
-        """Hold the weights and the roster of every new head, and know its groups: else nobody could go on from it."""
+        """Hold the weights and the roster of every new head: without them nobody could go on from it."""
         held: bytes | None = None
         while True:
             head = await self._puller.hearing.wait_for_newer(held)
             try:
                 await self._fetch_rosters()
-                await self._accounting.keep_up()
                 await self._let_go(head)
                 await self._puller.pull()
                 held = head.id

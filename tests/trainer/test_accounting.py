@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import trio
 
 from echo_node.errors import PeerError
 from echo_node.trainer import accounting
-from echo_node.trainer.accounting import account_for, batches_of
-from echo_node.trainer.journal import Batch, KeptGroup
+from echo_node.trainer.accounting import Accounting, account_for, batches_of
+from echo_node.trainer.journal import Batch, KeptGroup, open_journal
+from echo_node.trainer.remembering import accounted_since
 from echo_node.weights.account import Account, account_of, naming
 from protocol import (
     TrajectoryGroup,
@@ -112,6 +115,27 @@ def test_bytes_that_are_no_account_are_refused(history, cut):
     heads, _, account = history
     with pytest.raises(PeerError):
         batches_of(account[:cut], heads, BOUND)
+
+
+async def test_what_this_trainer_drew_for_a_branch_that_was_left_contradicts_nothing(history):
+    """It led, was cut off, and follows whoever has used the same groups since."""
+    heads, batches, account = history
+
+    async def named(_head, _blob, most):
+        await trio.lowlevel.checkpoint()
+        return account[:most]
+
+    chain = SimpleNamespace(follower=SimpleNamespace(heads=tuple(heads)))
+    async with open_journal(None, RUN.id) as journal:
+        await journal.draw(Batch(4, 3, 4, batches[0].groups, derive("left")))
+        await journal.draw(Batch(5, 4, 5, batches[1].groups, heads[4].id))
+        await Accounting(SimpleNamespace(store=chain, named=named), journal, BOUND).keep_up()
+        assert await accounted_since(journal, heads, BOUND) == 0
+        told = await journal.batches()
+        assert [batch.version for batch in told] == [5, 5, 5]
+        assert [[each.id for each in batch.groups] for batch in told] == [
+            [each.id for each in batch.groups] for batch in batches
+        ]
 
 
 def test_an_account_of_groups_that_were_too_stale_is_not_believed(history):
