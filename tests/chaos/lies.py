@@ -6,6 +6,7 @@ Lies are made of what was heard, so that they differ from the truth in as little
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import time
 from collections import deque
@@ -293,6 +294,7 @@ class Liar:
         return topics.JOINS, self._as(group.signer, join)
 
 
+@functools.lru_cache(2 * REMEMBERED)  # every lie looks for the newest of them all
 def _opened(data: bytes, run: bytes) -> Opened[WeightsHead] | None:
     try:
         return Envelope.parse(data).open(WeightsHead, run)

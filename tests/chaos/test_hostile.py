@@ -151,13 +151,14 @@ async def hostile_lines(kind, folder, address, enough):
         process = await nursery.start(
             partial(trio.run_process, command, cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
         )
-        rest = b""
+        rest, told = b"", False
         with trio.fail_after(300):  # six of them start at once, and give way to everybody
             async for chunk in process.stdout:
                 *whole, rest = (rest + chunk).split(b"\n")
                 lines += [json.loads(line) for line in whole]
-                if enough(lines) and process.poll() is None:
+                if enough(lines) and not told:
                     process.send_signal(signal.SIGTERM)
+                    told = True  # a second time would end it at once
     assert process.returncode == 0
     return lines
 
