@@ -7,7 +7,7 @@ import re
 import stat
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 from hypothesis import given
@@ -235,13 +235,23 @@ def test_a_person_is_reminded_until_there_is_a_backup_of_this_very_key(tmp_path,
     assert backup_reminder(place) is not None, "another key needs another backup"
 
 
+@contextmanager
+def at_a_terminal(command):
+    """A program that has a terminal, which we type at and read. It does not outlive the block."""
+    has_one = f"import pty, sys; sys.exit(pty.spawn({command!r}) >> 8)"
+    with subprocess.Popen(
+        [sys.executable, "-c", has_one], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_a_person_at_a_terminal_is_asked_twice_and_nothing_is_echoed(tmp_path):
     keys = [sys.executable, "-m", "echo_node.cli", "keys", "backup", "--state", str(tmp_path)]
-    at_a_terminal = f"import pty, sys; sys.exit(pty.spawn({keys!r}) >> 8)"
     for first, second, code in ((PASSPHRASE, PASSPHRASE, 0), (PASSPHRASE, "something else", 2)):
-        with subprocess.Popen(
-            [sys.executable, "-c", at_a_terminal], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as process:
+        with at_a_terminal(keys) as process:
             said = b""
             for prompt, typed in ((b"of the backup: ", first), (b"again: ", second)):
                 while not said.endswith(prompt):
@@ -259,13 +269,10 @@ def test_a_person_at_a_terminal_is_asked_twice_and_nothing_is_echoed(tmp_path):
 def test_at_its_first_start_on_a_terminal_a_node_offers_a_backup_and_never_again(tmp_path):
     words = ("join", "--role", "bootstrap", "--no-page", "--listen", "/ip4/127.0.0.1/tcp/0")
     node = [sys.executable, "-m", "echo_node.cli", *words, "--state", str(tmp_path)]
-    at_a_terminal = f"import pty, sys; sys.exit(pty.spawn({node!r}) >> 8)"
-    mistyped = ((b"backup: ", PASSPHRASE), (b"again: ", "something else"))
-    twice = ((b"backup: ", PASSPHRASE), (b"again: ", PASSPHRASE))
+    mistyped = ((b"of the backup: ", PASSPHRASE), (b"again: ", "something else"))
+    twice = ((b"of the backup: ", PASSPHRASE), (b"again: ", PASSPHRASE))
     for answers in (((b"[Y/n]: ", "y"), *mistyped, *twice), ()):
-        with subprocess.Popen(
-            [sys.executable, "-c", at_a_terminal], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as process:
+        with at_a_terminal(node) as process:
             said = b""
             for prompt, typed in (*answers, (b"others reach it at ", "\x03")):
                 while prompt not in said:

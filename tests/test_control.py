@@ -203,9 +203,14 @@ async def test_too_many_callers_are_told_so_and_the_others_stay(tmp_path, hand):
     assert hand.told == [("pause", PERSON)]
 
 
-async def test_the_path_of_the_folder_may_be_as_long_as_it_likes(tmp_path, board, nursery):
+@pytest.mark.parametrize("temporary", ["short", "long"])
+async def test_the_path_of_the_folder_may_be_as_long_as_it_likes(
+    tmp_path, board, nursery, temporary, monkeypatch
+):
     folder = tmp_path.joinpath(*["a folder with a long name" * 4] * 4)
     folder.mkdir(parents=True)
+    if temporary == "long":
+        monkeypatch.setattr("tempfile.tempdir", str(folder.parent))
     assert len(str(folder)) > 400
     await nursery.start(serve_control, folder, board, Noted())
     assert (await in_thread(ask, folder, "status"))["sequence"] == 1

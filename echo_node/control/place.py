@@ -1,6 +1,7 @@
 """Where a node listens to its person: a Unix socket in the state folder, however long the folder's path is.
 
-An address of such a socket has room for about a hundred bytes; a long one is reached through a link in a folder of our own.
+An address of such a socket has room for about a hundred bytes; a long one is reached through a link in a folder of our own,
+whose path is short even where that of temporary files is not.
 It knows nothing of what is said there.
 """
 
@@ -20,6 +21,7 @@ NAME: Final = "control"
 CALLERS: Final = 16
 _ROOM: Final = 100
 """Bytes of an address that every system has room for."""
+_SHORTEST: Final = "/tmp"  # noqa: S108 - what is made there is a folder that only its owner can open
 
 
 @contextmanager
@@ -62,7 +64,9 @@ def _short(folder: Path) -> Generator[str]:
     if len(os.fsencode(direct)) <= _ROOM:
         yield direct
         return
-    with tempfile.TemporaryDirectory(prefix="echo-") as passing:
+    usual = tempfile.gettempdir()
+    place = usual if len(os.fsencode(usual)) <= _ROOM // 2 else _SHORTEST
+    with tempfile.TemporaryDirectory(prefix="echo-", dir=place) as passing:
         link = Path(passing, "s")
         link.symlink_to(folder.absolute())
         yield str(link / NAME)
