@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from trio.testing import wait_all_tasks_blocked
 
-from echo_node.errors import PeerError
+from echo_node.errors import PeerError, StoreError
 from echo_node.net.blobs.blobs import Blobs
 from echo_node.net.blobs.holders import Want
 from echo_node.net.memory import MemorySwarm
+from echo_node.weights import handing
 from echo_node.weights.publish import Cadence
 from echo_node.weights.settling import Settling
 from protocol import limits
@@ -192,3 +193,24 @@ def test_what_is_lent_stays_whatever_goes(tmp_path):
             freed += Settling(store, KEPT).settle()
         assert freed
         assert store.lent.read(lent) == b"a long group"
+
+
+def test_an_engine_that_is_behind_what_was_let_go_gets_its_weights_afresh(tmp_path):
+    """The changes since its version may go while they are being read."""
+
+    class Behind:
+        loaded = b"o" * 32
+
+        def patch(self, _update):
+            raise StoreError("a frame is gone")
+
+        def load(self, head_id, state):
+            self.loaded, self.state = head_id, bits(state)
+
+    engine = Behind()
+    with opened(tmp_path / "store", durable=False) as store:
+        publish(store, 2)
+        with store.lease() as lease:
+            handing.hand_over(lease, engine)
+        assert engine.loaded == store.tip.id
+    assert engine.state == bits(weights(1))
