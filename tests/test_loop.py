@@ -16,6 +16,7 @@ from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
 from echo_node.net.outbox.deliveries import deliver
 from echo_node.node import Node
+from echo_node.sampler.loop import SamplerLoop
 from protocol import (
     ZERO,
     Identity,
@@ -123,9 +124,11 @@ async def test_in_sequential_mode_every_group_is_of_the_steps_own_version():
 
 
 @pytest.mark.timeout(300)
-async def test_who_is_asked_hears_what_was_taken_and_knows_its_pace():
+async def test_who_is_asked_hears_what_was_taken_and_knows_its_pace(monkeypatch):
     config = DemoConfig(mode="sequential", steps=10_000, batch_groups=8, group_size=4)
     demo = Demo(config, Records())
+    loops, work = [], SamplerLoop.work
+    monkeypatch.setattr(SamplerLoop, "work", lambda loop: (loops.append(loop), work(loop))[1])
 
     def told():
         return [node.status() for node in demo.samplers]
@@ -138,9 +141,8 @@ async def test_who_is_asked_hears_what_was_taken_and_knows_its_pace():
         assert all(each["seconds_per_group"] > 0 and not each["refused"] for each in told())
         used = Counter(group.sampler for record in demo.records.steps for group in record.groups)
         for node, each in zip(demo.samplers, told(), strict=True):
-            loop = node.status.__self__
             assert 8 <= each["accepted"] <= used[node._identity.public] + 4, "4 of each batch are its own"
-            assert loop._keeping_up._steps > 0, "steps are measured as well"
+        assert [loop._keeping_up._steps > 0 for loop in loops] == [True, True], "steps are measured as well"
         nursery.cancel_scope.cancel()
 
 

@@ -135,7 +135,7 @@ async def test_a_machine_without_multicast_costs_one_line(monkeypatch, caplog):
     monkeypatch.setattr(lan_module, "Zeroconf", refuse)
     monkeypatch.setattr(lan_module, "CHECK_SECONDS", 0.01)
     monkeypatch.setattr(lan_module, "interfaces", lambda: ["192.168.1.2"])
-    with caplog.at_level(logging.INFO), trio.move_on_after(0.3):
+    with caplog.at_level(logging.INFO, logger="echo_node"), trio.move_on_after(0.3):
         await Lan(ME.public, lambda: ["/ip4/0.0.0.0/tcp/9"]).run(lambda *_: None)
     assert len(caplog.records) == 1
     assert "No such device" in caplog.text
