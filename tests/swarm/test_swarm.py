@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+from contextlib import closing
 from itertools import pairwise
 from statistics import fmean
 
@@ -42,6 +44,16 @@ def check_sequential(steps):
         assert set(step["staleness"]) == {"0"}
 
 
+def notes_of(ledger):
+    """What a verifier noted of groups that it did not find honest: engine, version, reason and figures."""
+    asked = (
+        "SELECT engine, version, verdicts.reason, note, figures FROM verdicts JOIN groups USING (id)"
+        " WHERE result != 'honest'"
+    )
+    with closing(sqlite3.connect(ledger)) as file:
+        return file.execute(asked).fetchall()
+
+
 @pytest.mark.timeout(400)
 async def test_five_processes_learn_first_by_asking_and_then_without_waiting(tmp_path):
     sync = {"mode": "async", "async_from": SEQUENTIAL_STEPS}
@@ -67,7 +79,8 @@ async def test_five_processes_learn_first_by_asking_and_then_without_waiting(tmp
             refused = sampler.last("progress")["refused"]
             assert set(refused) <= {"stale", "full"}, "nothing is wrong with what it sends"
         await verifier.until(lambda node: node.last("progress").get("verdicts"))
-        assert set(verifier.last("progress")["verdicts"]) == {"honest"}
+        found = set(verifier.last("progress")["verdicts"])
+        assert found == {"honest"}, notes_of(swarm.folder_of("verifier") / "ledger.sqlite")
 
 
 @pytest.mark.timeout(400)
