@@ -10,6 +10,7 @@ import json
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import trio
 
@@ -21,6 +22,7 @@ from echo_node.metrics import Records
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
 from echo_node.runfile import MANIFEST
+from echo_node.trainer.keeping import Keeping
 from protocol.manifest import Terms, Verification
 from tests.crafting import SAMPLERS, TRAINER, changed_run, identity, open_run
 
@@ -157,7 +159,12 @@ async def _live(harness: Harness) -> None:
             scope.cancel()
 
 
+async def _nothing(*_: object) -> None:
+    await trio.lowlevel.checkpoint()
+
+
 def make_place(place: Path) -> Path:
-    """A place in this folder."""
-    trio.run(_live, Harness(place, small_run()))
+    """A place in this folder. Its trainers end as if they were killed: without a last checkpoint, with the bytes of their groups."""
+    with patch.object(Keeping, "keep_the_last", _nothing):
+        trio.run(_live, Harness(place, small_run()))
     return place
