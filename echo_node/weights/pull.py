@@ -36,6 +36,7 @@ from echo_node.weights.routes import Step, Way, cheapest
 from echo_node.weights.settling import Settling
 from echo_node.weights.store import WeightsStore
 from echo_node.weights.taking import take_way
+from echo_node.weights.truth import OffChainError
 from protocol import Roster, Route, decode, limits, peer_id
 
 log = logging.getLogger(__name__)
@@ -139,7 +140,11 @@ class Puller:
         without = set[bytes]()
         while (held := self.held) is None or held.id != target.id:
             way = self._plan(target, without)
-            failed = await self._follow(way)
+            try:
+                failed = await self._follow(way)
+            except OffChainError as error:
+                what = f"version {target.message.version} was left by a grant while it was fetched"
+                raise PeerError(what, advice="follow the newest head") from error
             if failed is not None:
                 without.add(failed.table)
 

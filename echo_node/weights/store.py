@@ -34,7 +34,7 @@ from echo_node.weights.refusal import UnprovenError
 from echo_node.weights.routes import Step, Way
 from echo_node.weights.scratch import Bytes, Scratch
 from echo_node.weights.storefolder import StoreFolder
-from echo_node.weights.truth import Truth
+from echo_node.weights.truth import OffChainError, Truth
 from protocol import Equivocation, Follower, Layout, Route, Rules, TermGrant, merkle_root
 
 LEASE_SECONDS: Final = 60.0
@@ -145,7 +145,7 @@ class WeightsStore:
             return
         target = way[-1].head
         if all(target.id != known.id for known in reversed(self.follower.heads)):
-            raise DefectError("only a head of the chain can be held", advice="keep it first")
+            raise OffChainError
         with self._turn:
             self._check_joined(way)
             passages = self.truth.passages(way)

@@ -12,6 +12,7 @@ from echo_node.weights.refusal import UnprovenError
 from echo_node.weights.routes import Step, Way
 from echo_node.weights.scratch import Bytes
 from echo_node.weights.store import WeightsStore
+from echo_node.weights.truth import OffChainError
 
 
 def take_way(store: WeightsStore, way: Way, lied: list[Step]) -> None:
@@ -21,7 +22,7 @@ def take_way(store: WeightsStore, way: Way, lied: list[Step]) -> None:
         return
     head = way[-1].head
     if all(head.id != known.id for known in reversed(store.follower.heads)):
-        raise DefectError("only a head of the chain can be held", advice="keep it first")
+        raise OffChainError
     with store.turn():
         passages = [store.truth.passage(step) for step in way]
         base_id = way[0].route.base

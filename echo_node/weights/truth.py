@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from echo_node.errors import StoreError
+from echo_node.errors import DefectError, StoreError
 from echo_node.net.blobs.shelf import InFile
 from echo_node.weights import disk
 from echo_node.weights.blobfolder import BlobFolder
@@ -23,6 +23,13 @@ from protocol import Route, merkle_root
 
 class NoWayError(StoreError):
     """A version cannot be built from what is here."""
+
+
+class OffChainError(DefectError):
+    """A head is not of the chain, or no longer: a grant may leave heads behind at any moment."""
+
+    def __init__(self) -> None:
+        super().__init__("only a head of the chain can be held", advice="keep it first")
 
 
 class Truth:

@@ -7,6 +7,7 @@ import trio
 
 from echo_node.errors import PeerError, StoreError
 from echo_node.net.blobs.download import DownloadSettings
+from echo_node.weights import pull as pull_module
 from echo_node.weights.publish import Publication
 from echo_node.weights.refusal import UnprovenError
 from protocol import ZERO, ChunkTable, Frame, Roster, Route, blob_id, canonical, decode, encode, limits
@@ -71,6 +72,27 @@ async def test_the_newest_or_a_named_version_is_pulled_and_an_older_one_is_built
         assert await puller.use(made[2].head, lambda old: bits(old.state)) == bits(state(2))
         assert await puller.use(made[4].head, lambda now: bits(now.state)) == bits(state(4))
         assert puller.held == made[4].head
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+async def test_a_head_that_a_grant_leaves_while_it_is_fetched_is_an_error_and_what_was_held_stays(
+    steps, monkeypatch
+):
+    made = publish(steps + 1)
+    async with following(*made) as puller:
+        await puller.hearing.ask(LEADER.public)
+        await puller.pull(made[0].head.id)
+        heads = puller.store.follower.heads
+        taken = pull_module.take_way
+
+        def granted_meanwhile(store, way, lied):
+            monkeypatch.setattr(type(store.follower), "heads", heads[:1])
+            taken(store, way, lied)
+
+        monkeypatch.setattr(pull_module, "take_way", granted_meanwhile)
+        with pytest.raises(PeerError, match=f"version {steps} was left by a grant"):
+            await puller.pull(made[-1].head.id)
+        assert puller.held == made[0].head
 
 
 async def test_before_any_head_was_heard_nothing_can_be_pulled():
