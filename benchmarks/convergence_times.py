@@ -156,7 +156,7 @@ def busy(records: Records, since: int = SETTLING_STEPS) -> float:
 
 
 def measure(
-    say: Callable[[str], None], *, turns: int = 7, swarm_turns: int = 5, swarm_steps: int = 60
+    say: Callable[[str], None], *, turns: int = 7, swarm_turns: int = 7, swarm_steps: int = 60
 ) -> dict[str, Any]:
     """Every time and ratio, as plain numbers."""
     steps = step_pairs(turns, say)

@@ -30,7 +30,7 @@ FIRST: Final = 60.0
 RISE: Final = 1.5
 FINER: Final = 3
 """Rates that are tried between the highest that was kept and the lowest that was not."""
-PAIRS: Final = 3
+PAIRS: Final = 7
 BUSY: Final = 0.85
 """The share of a core above which the loop itself is the limit."""
 
