@@ -87,7 +87,7 @@ def _how_it_goes(network: Libp2pNetwork, *, as_json: bool) -> str:
 def main() -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(seed)
-    program.run(app, "bootstrap")
+    program.main(app, "bootstrap")
 
 
 if __name__ == "__main__":

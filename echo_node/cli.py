@@ -141,7 +141,7 @@ def demo(
 
 def main() -> None:
     """Run the command and end with one clear line where something failed."""
-    program.run(app, "echo-node")
+    program.main(app, "echo-node")
 
 
 if __name__ == "__main__":

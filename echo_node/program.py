@@ -6,6 +6,7 @@ ours, and its traceback goes into a file that can be sent to us.
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import shutil
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -28,8 +29,26 @@ from echo_node.errors import ConfigError, DefectError, EchoError, boundary
 _NAME: Final = "echo-node"
 
 
+def main(app: Callable[[], object], name: str) -> NoReturn:
+    """Run a command line in a process that is there for nothing else, which ends as said above, as soon as all is done.
+
+    The interpreter is not taken down: with torch in it that takes a core 1.5 seconds, so that a machine which is busy has a node
+    linger long after it has said its last word; and it breaks into threads that still compute, or waits for them.
+    """
+    code: object = 0
+    try:
+        run(app, name)
+    except SystemExit as end:
+        code = end.code
+    atexit._run_exitfuncs()  # noqa: SLF001 - folders and engines that nobody has closed
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 1 if code else 0)
+
+
 def run(app: Callable[[], object], name: str) -> None:
-    """Run a command line and end as said above."""
+    """Run a command line and end as said above, by `SystemExit`."""
     log.set_up()
     _speak_whatever_alphabet()
     try:

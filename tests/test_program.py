@@ -110,6 +110,36 @@ def test_a_character_that_the_terminal_lacks_ends_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine ?\n", "")
 
 
+LINGERING = """
+import atexit, sys, threading, time
+class Slow:
+    def __del__(self):
+        time.sleep(100)
+sys.slow = Slow()
+threading.Thread(target=time.sleep, args=(100,)).start()
+atexit.register(lambda: print("tidied up"))
+sys.argv = ["echo-node", {word!r}]
+from echo_node.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "said"), [("--version", 0, "echo-node "), ("--verse", 2, "tidied up\n")]
+)
+def test_a_program_that_is_done_waits_for_no_thread_and_no_library_to_be_taken_down(word, code, said):
+    ended = subprocess.run(
+        [sys.executable, "-c", LINGERING.format(word=word)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout.startswith(said)
+    assert ended.stdout.endswith("tidied up\n")
+
+
 @pytest.mark.parametrize("moment", ["echo_node.cli", "echo_node.config", "echo_node.demo.command"])
 def test_ctrl_c_while_the_program_loads_is_one_line(moment, tmp_path):
     """The signal comes while a module is looked for, which no person could time as well."""

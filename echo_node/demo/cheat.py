@@ -161,7 +161,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--seed", required=True)
     parser.add_argument("--slots", type=int, default=16)
     wish = parser.parse_args(words)
-    program.run(partial(_be, wish), "echo-node")
+    program.main(partial(_be, wish), "echo-node")
 
 
 def _be(wish: argparse.Namespace) -> None:
