@@ -128,7 +128,10 @@ class Network(Protocol):
         """Answer questions of at most `most` bytes on a stream, until the context is left."""
 
     async def provide(self, key: bytes, *, deadline: float = LOOKUP_SECONDS) -> None:
-        """Let others find this node under a key of the DHT, for as long as it is here."""
+        """Let others find this node under a key of the DHT, for as long as it is here, or until it is withdrawn."""
+
+    def withdraw(self, key: bytes) -> None:
+        """Announce a key no longer. What others have noted of it they forget after a while."""
 
     async def find(self, key: bytes, count: int, *, deadline: float = LOOKUP_SECONDS) -> list[bytes]:
         """At most `count` others that announced the key; those that were found by the deadline."""

@@ -219,6 +219,9 @@ class Libp2pNetwork:
             while not await self._dht.provide(key) and self._discovery.hopes:
                 await self._dht.wait_for_peers()
 
+    def withdraw(self, key: bytes) -> None:
+        self._dht.withdraw(key)
+
     async def find(self, key: bytes, count: int, *, deadline: float = LOOKUP_SECONDS) -> list[bytes]:
         check_bytes(key, "a key of the DHT")
         self._check_here()

@@ -161,6 +161,9 @@ class MemoryNetwork:
         if len(self._provided) > RECORDS:
             del self._provided[next(iter(self._provided))]
 
+    def withdraw(self, key: bytes) -> None:
+        self._provided.pop(key, None)
+
     async def find(self, key: bytes, count: int, *, deadline: float = LOOKUP_SECONDS) -> list[bytes]:
         reachable = self._swarm.reachable(self._public) if await self._look_up(key, deadline) else {}
         return [public for public, node in reachable.items() if key in node._provided][: max(0, count)]  # noqa: SLF001

@@ -20,6 +20,7 @@ from echo_node.net.base import Network
 from echo_node.net.blobs.bulk import BulkPort
 from echo_node.net.blobs.serving import BlobDesk
 from echo_node.net.blobs.shelf import Held, InFile, Shelf
+from echo_node.net.pace import Pace
 from echo_node.net.throttle import Uplink
 from echo_node.weights.blobfolder import BlobFolder
 from echo_node.weights.grants import GrantServer
@@ -31,6 +32,11 @@ log = logging.getLogger(__name__)
 
 WAITING: Final = 16
 """Tables that wait to be announced; when more come, the oldest is not."""
+AT_ONCE: Final = 8
+"""Tables that are announced as soon as they are here; after that,"""
+A_SECOND: Final = 0.2
+"""so many: each costs questions to a score of peers, versions may come by the second, and whoever follows closely asks the
+leader."""
 _NOTHING: Final[Mapping[bytes, InFile]] = MappingProxyType({})
 
 
@@ -70,6 +76,7 @@ class Offering:
         self._heads = HeadServer(lambda: store.follower.heads)
         self._grants = GrantServer(lambda: store.follower, store.find)
         self._waiting: OrderedDict[bytes, None] = OrderedDict()
+        self._announced: set[bytes] = set()
         self._news = trio.Event()
 
     @asynccontextmanager
@@ -103,12 +110,27 @@ class Offering:
         self._news.set()
 
     async def _announce(self) -> None:
+        pace = Pace(rate=A_SECOND, burst=AT_ONCE)
         while True:
             while self._waiting:
+                await pace.wait()
                 blob, _ = self._waiting.popitem()
+                self._withdraw()
+                if not self._holds(blob):
+                    continue  # it was let go while it waited
+                self._announced.add(blob)
                 try:
                     await self._network.provide(topics.blob_key(blob))
                 except PeerError as error:
                     log.info("a table could not be announced: %s", error)
             self._news = trio.Event()
             await self._news.wait()
+
+    def _withdraw(self) -> None:
+        """What was let go is announced no longer: else it would be, again and again, for as long as this node is there."""
+        for blob in [each for each in self._announced if not self._holds(each)]:
+            self._announced.remove(blob)
+            self._network.withdraw(topics.blob_key(blob))
+
+    def _holds(self, blob: bytes) -> bool:
+        return blob == self._store.flat.id or self._store.blobs.has(blob)

@@ -29,10 +29,10 @@ from echo_node.weights.hearing import Hearing
 from echo_node.weights.journal import Head
 from echo_node.weights.leased import Leased
 from echo_node.weights.offering import Offering
-from echo_node.weights.passage import ANCHOR_CODEC
+from echo_node.weights.planning import TABLE_ROW_BYTES, Planning
 from echo_node.weights.progress import Pulling, Pulls
 from echo_node.weights.refusal import UnprovenError
-from echo_node.weights.routes import Step, Way, cheapest
+from echo_node.weights.routes import Step, Way
 from echo_node.weights.settling import Settling
 from echo_node.weights.store import WeightsStore
 from echo_node.weights.taking import take_way
@@ -48,10 +48,10 @@ PEERS_NAMED: Final = 12
 """Connected peers that are asked for something large."""
 FALLBACKS: Final = 8
 """Versions before the newest that are tried where that one cannot be had."""
-TABLE_ROW_BYTES: Final = 68
-"""What a table has for each chunk: two hashes and a size,"""
+LONG_WAY: Final = 3
+"""Steps from which on a way is asked about before anything of it is fetched: who follows closely needs one or two."""
 TABLE_REST_BYTES: Final = 256
-"""and for all of them, more than enough."""
+"""What a table has beside its rows, more than enough."""
 SETTINGS: Final = DownloadSettings(
     sources=7, span=SMALL_BYTES, least_span=SMALL_BYTES, renew_seconds=0.5, round_pauses=(0.2, 1.0)
 )
@@ -94,8 +94,7 @@ class Puller:
         self._settling = Settling(store, versions)
         self._moved = trio.Event()
         self._moved.set()  # an earlier process may have left more than is needed
-        self._refused: dict[bytes, UnprovenError] = {}
-        """Routes, by their tables, that are not what their signed heads say of them."""
+        self._planning = Planning(store)
         self.hearing = Hearing(network, store)
         self.offering = Offering(network, store, uplink=uplink, port=port, files=files or {})
         self.pulls = Pulls()
@@ -139,7 +138,7 @@ class Puller:
     async def _reach(self, target: Head) -> None:
         without = set[bytes]()
         while (held := self.held) is None or held.id != target.id:
-            way = self._plan(target, without)
+            way = await self._possible(target, without)
             try:
                 failed = await self._follow(way)
             except OffChainError as error:
@@ -147,6 +146,42 @@ class Puller:
                 raise PeerError(what, advice="follow the newest head") from error
             if failed is not None:
                 without.add(failed.table)
+                self._check_worthwhile(target)
+
+    async def _possible(self, target: Head, without: Collection[bytes]) -> Way:
+        """The cheapest way whose tables somebody near says to have. Much of a long one may be pruned everywhere, and to
+        search for each part of it takes so long that a fast chain is never caught up with.
+        """
+        way, gone = self._planning.plan(target, without), set[bytes]()
+        while len(way) >= LONG_WAY and (missing := self._missing_tables(way)):
+            lacking = await self._not_near(missing, target)
+            gone |= lacking
+            other = self._planning.find(target, {*without, *gone}) if lacking else None
+            if other is None:  # it can be had; or every way has to be searched for
+                break
+            way = other
+        return way
+
+    def _missing_tables(self, way: Way) -> list[bytes]:
+        """The tables of a way that are not here."""
+        return [step.route.table for step in way if not self.store.blobs.has(step.route.table)]
+
+    async def _not_near(self, tables: Collection[bytes], target: Head) -> set[bytes]:
+        """Those that neither the leader has nor, failing that, anybody who is connected."""
+        lacking, named = set(tables), self._sources(target)
+        for peers in (named, self._wider(named)):
+            if lacking:
+                lacking -= await self._blobs.held([Want(table) for table in lacking], peers)
+        return lacking
+
+    def _check_worthwhile(self, target: Head) -> None:
+        """Whether there is no version so much newer that nobody needs this one by the time it is here."""
+        newest = self.hearing.tip
+        if newest is not None and newest.message.version > target.message.version + FALLBACKS:
+            raise PeerError(
+                f"version {target.message.version} was overtaken by version {newest.message.version} while it was fetched",
+                advice="follow the newest head",
+            )
 
     async def _reach_before(self, target: Head) -> None:
         """The last good version, where the newest cannot be had."""
@@ -196,50 +231,12 @@ class Puller:
     def _is_on_chain(self, head: Head) -> bool:
         return any(head.id == each.id for each in reversed(self.store.follower.heads))
 
-    # Planning
-
-    def _plan(self, target: Head, without: Collection[bytes]) -> Way:
-        held = self.held
-
-        def cost(route: Route) -> int | None:
-            return None if route.table in without or self._is_absurd(route) else self._cost(route)
-
-        known = self.store.truth.journal.known
-        way = cheapest(known, target.id, () if held is None else (held.id,), cost)
-        if way is None:
-            for route in target.message.routes:
-                if route.table in self._refused:
-                    raise self._refused[route.table]
-            raise PeerError(
-                f"no way to version {target.message.version} can be had from anybody now",
-                advice="it stays at the version that it holds; try again when more peers are there",
-            )
-        return way
-
-    def _cost(self, route: Route) -> int:
-        """The bytes of a route that are not here yet."""
-        if self.store.blobs.has(route.table):
-            return sum(size or 0 for _, size in self.store.missing(route))
-        return route.size + TABLE_ROW_BYTES * len(self.store.flat.chunks)
-
-    def _is_absurd(self, route: Route) -> bool:
-        """Whether a route is known to lie, or is of a size that no honest one has: seen before a byte is fetched."""
-        if route.table in self._refused:
-            return True
-        flat = self.store.flat
-        most = flat.anchor_size if route.codec == ANCHOR_CODEC else 2 * flat.size + 65_536 * len(flat.chunks)
-        if route.size <= most:
-            return False
-        what = f"a route of {route.size} bytes, where no honest one has more than {most}"
-        self._refused[route.table] = UnprovenError("too-large", what)
-        return True
-
     # Fetching
 
     async def _follow(self, way: Way) -> Route | None:
         """Fetch what a way needs, and take its steps. The route that failed, if one did."""
         self._say("tables", way[-1].head, 0, 0)
-        tables = [step.route.table for step in way if not self.store.blobs.has(step.route.table)]
+        tables = self._missing_tables(way)
         most = TABLE_ROW_BYTES * len(self.store.flat.chunks) + TABLE_REST_BYTES
         wants = [Want(table, most=most) for table in tables]
         missing = await self._fetched(wants, way[-1].head, tables)
@@ -271,7 +268,7 @@ class Puller:
 
     async def _fetch(self, wants: Sequence[Want], head: Head, tables: Sequence[bytes]) -> None:
         """Little is had from the leader and whoever else was named, in one go; much, from everybody who has some."""
-        named = [peer for peer in dict.fromkeys((head.signer, *self._named)) if peer != self._network.public]
+        named = self._sources(head)
         size = sum(want.size or 0 for want in wants)
         if size <= SMALL_BYTES:
             try:
@@ -294,6 +291,10 @@ class Puller:
         for data in blobs:
             self.store.blobs.put(data)
         self.store.blobs.sync()
+
+    def _sources(self, head: Head) -> list[bytes]:
+        """The leader, and whoever else was named."""
+        return [peer for peer in dict.fromkeys((head.signer, *self._named)) if peer != self._network.public]
 
     def _wider(self, named: Sequence[bytes]) -> list[bytes]:
         """Whom to ask before those who announced it are found: who was named, and some who are connected."""
@@ -333,7 +334,7 @@ class Puller:
         except UnprovenError as error:
             step = lied[0] if lied else step
             version = step.head.message.version
-            self._refused[step.route.table] = error
+            self._planning.refused[step.route.table] = error
             self.pulls.refused[error.reason] += 1
             self._network.score(step.head.signer, error.reason)
             log.warning(

@@ -6,13 +6,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 
+from echo_node.errors import PeerError
 from echo_node.net.libp2p import SwarmSettings, join_swarm
 from echo_node.net.memory import MemorySwarm
+from echo_node.weights import offering as offering_module
+from echo_node.weights.offering import Offering
+from echo_node.weights.planning import Planning
 from echo_node.weights.publish import Cadence
 from protocol import limits, topics
 from tests.weights.keys import LEADER, RUN
-from tests.weights.stores import bits, held, opened, publish, weights
+from tests.weights.stores import OFTEN, bits, held, opened, publish, weights
 from tests.weights.swarms import offering, peer, pulling
 
 DELTAS = Cadence(squash_every=8, anchor_share=100.0)
@@ -87,6 +92,113 @@ async def test_whoever_slept_for_a_hundred_versions_catches_up_by_the_cheapest_w
             assert puller.pulls.bytes - before == brute_force(store.follower.heads, 4, 104, price)
             assert puller.pulls.versions - steps < 30, "squashes were taken, not a hundred deltas"
             assert puller.store.verify() == []
+
+
+async def test_whoever_slept_past_what_is_pruned_asks_for_nothing_that_is_gone(tmp_path, monkeypatch):
+    """To search for every part of a way that nobody keeps takes longer than the next hundred versions."""
+    cadence = Cadence(squash_every=100, anchor_share=0.9)
+    monkeypatch.setattr(
+        Planning, "_cost", lambda _, route: 1_000 if route.base is None else 1
+    )  # as in a real model
+    with opened(tmp_path / "leader", durable=False) as store:
+        publish(store, 1, cadence)
+        async with memory() as join, offering(join, store), pulling(join, tmp_path / "sleeper") as puller:
+            await puller.hearing.ask(LEADER.public)
+            await puller.pull()
+            made = publish(store, 12, cadence)
+            assert store.prune(versions=2, settled=made[-1].head.id) > 0
+            await puller.hearing.ask(LEADER.public)
+            planned = puller._planning.plan(made[-1].head, ())
+            assert any(not store.blobs.has(step.route.table) for step in planned), "the cheapest way is gone"
+            searched = []
+            find = puller._network.find
+
+            async def noted(key, *more, **options):
+                searched.append(key)
+                return await find(key, *more, **options)
+
+            monkeypatch.setattr(puller._network, "find", noted)
+            await puller.pull()
+            assert puller.held == made[-1].head
+            assert held(puller.store) == bits(weights(made[-1].head.message.version))
+            assert searched == []
+
+
+async def test_a_version_that_was_overtaken_while_nobody_had_it_is_given_up(tmp_path):
+    with opened(tmp_path / "leader", durable=False) as store:
+        publish(store, 1, DELTAS)
+        async with memory() as join, offering(join, store), pulling(join, tmp_path / "sleeper") as puller:
+            await puller.hearing.ask(LEADER.public)
+            await puller.pull()
+            made = publish(store, 12, DELTAS)
+            await puller.hearing.ask(LEADER.public)
+            puller._blobs.fetch = puller._quick.fetch = _nobody_has_it
+            with pytest.raises(PeerError, match="version 2 was overtaken by version 12"):
+                await puller.pull(made[1].head.id)
+            with pytest.raises(PeerError, match="no way to version 11"):
+                await puller.pull(made[10].head.id)
+            assert puller.held.message.version == 0
+
+
+async def _nobody_has_it(*_wants, **_options):
+    raise PeerError("nobody has it")
+
+
+async def test_versions_that_follow_one_another_fast_are_not_all_announced(tmp_path, monkeypatch):
+    """Each announcement costs questions to a score of peers; what was let go is withdrawn."""
+    monkeypatch.setattr(offering_module, "A_SECOND", 1000.0)
+    monkeypatch.setattr(offering_module, "AT_ONCE", 1)
+    with opened(tmp_path / "leader", durable=False) as store:
+        async with memory() as join, join(LEADER) as network:
+            told, withdrawn, last = [], set(), trio.Event()
+
+            async def provide(key, **_options):
+                await trio.sleep(0.02)  # longer than it takes to publish some versions
+                told.append(key)
+                if key == newest:
+                    last.set()
+
+            newest = None
+            network.provide, network.withdraw = provide, withdrawn.add
+            offer = Offering(network, store)
+            async with offer.serve():
+                for _ in range(60):
+                    (made,) = publish(store, 1, OFTEN)
+                    store.prune(versions=2, settled=made.head.id)
+                    newest = topics.blob_key(made.head.message.routes[0].table)
+                    for route in reversed(made.head.message.routes):
+                        offer.announce_held(route.table)
+                    await trio.lowlevel.checkpoint()
+                with trio.fail_after(60):
+                    await last.wait()
+                held_still = {topics.blob_key(blob) for blob, _ in store.blobs.all()}
+                assert withdrawn, "what was announced and then let go"
+                assert withdrawn <= set(told)
+                assert not withdrawn & held_still
+                assert len(told) < 60
+
+
+async def test_announcements_are_paced(tmp_path, mock_clock):
+    with opened(tmp_path / "leader", durable=False) as store:
+        made = publish(store, 12, DELTAS)
+        async with memory() as join, join(LEADER) as network:
+            told = []
+
+            async def provide(key, **_options):
+                await trio.lowlevel.checkpoint()
+                told.append(key)
+
+            network.provide = provide
+            offer = Offering(network, store)
+            async with offer.serve():
+                for each in made:
+                    offer.announce_held(each.head.message.routes[0].table)
+                await trio.testing.wait_all_tasks_blocked()
+                assert len(told) == offering_module.AT_ONCE
+                assert told[0] == topics.blob_key(made[-1].head.message.routes[0].table), "the newest first"
+                mock_clock.jump(1 / offering_module.A_SECOND)
+                await trio.testing.wait_all_tasks_blocked()
+                assert len(told) == offering_module.AT_ONCE + 1
 
 
 async def test_small_steps_travel_as_deltas(tmp_path):
@@ -171,7 +283,7 @@ async def test_on_the_way_forwards_nothing_older_is_ever_held(tmp_path, monkeypa
             await puller.hearing.ask(LEADER.public)
             for wanted in (0, 1, 2):
                 await puller.pull(made[wanted].head.id)
-            way = puller._plan(made[8].head, ())
+            way = puller._planning.plan(made[8].head, ())
             assert way[0].route.base is None, "from the anchor of version 0, and over the squash"
             monkeypatch.setattr(StoreFolder, "flip", flip)
             await puller.pull()

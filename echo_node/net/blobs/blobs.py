@@ -136,6 +136,11 @@ class Blobs:
         await self._all(left, asked, make)
         return paths
 
+    async def held(self, wants: Iterable[Want], named: Collection[bytes]) -> frozenset[bytes]:
+        """Which of the blobs these peers say that they hold: one question to each, and nobody is looked up."""
+        found = await self._holders.gather(_distinct(wants), named, look_up=False)
+        return frozenset(found.sizes)
+
     async def _all(self, wants: list[Want], asked: _Asked, make: MakeWhole) -> None:
         """Chunk by chunk; who had some of the last is asked for the next as well."""
         known = dict.fromkeys(asked.named)
