@@ -82,10 +82,10 @@ class Hostile:
         self._kept = 0
         self.did: Counter[str] = Counter()
 
-    async def join(self) -> None:
+    async def join(self, seconds: float = JOIN_SECONDS) -> None:
         """Tell whoever leads that it samples for this run, as every sampler does; the next head's roster has it then."""
         async with trio.open_nursery() as nursery:
-            nursery.cancel_scope.deadline = trio.current_time() + JOIN_SECONDS
+            nursery.cancel_scope.deadline = trio.current_time() + seconds
             for trainer in self._trainers:
                 nursery.start_soon(self._enter, trainer, nursery.cancel_scope)
 
@@ -104,6 +104,8 @@ class Hostile:
 
     async def make_up(self) -> None:
         """Groups of its own under every head, as a member sends them, that nobody drew."""
+        if not self.did["joins taken"]:  # nobody led just then; of who is no member, nobody would look at a group
+            await self.join(WAIT_SECONDS)
         while True:
             if (made := self._liar.made_up()) is not None:
                 cargo, data = made
