@@ -108,7 +108,8 @@ def _doing(snapshot: Mapping[str, Any], progress: Mapping[str, Any], node: Mappi
         return f"{role}, {told}"
     if progress.get("leading") is False:
         return f"{role}, standing by: another one leads"
-    return f"{role}, working"
+    why = progress.get("waits_for")
+    return f"{role}, waiting: {one_line(str(why))}" if why else f"{role}, working"
 
 
 def _paused(reasons: list[str]) -> str:
@@ -175,13 +176,25 @@ def _groups(progress: Mapping[str, Any]) -> str:
 def _credit(progress: Mapping[str, Any]) -> str:
     credit = progress.get("credit")
     if isinstance(credit, Mapping):
-        told = f"{_number(credit.get('tokens')):,.0f} verified tokens in {_number(credit.get('groups')):,.0f} groups"
-        told += f", {_number(credit.get('admitted')):,.0f} more groups accepted"
+        others = credit.get("attested")
+        attested = others if isinstance(others, Mapping) else {}
+        own = f"{_verified(credit)}, {_number(credit.get('admitted')):,.0f} more groups accepted"
+        more = _number(attested.get("tokens")) > _number(credit.get("tokens"))
+        told = f"{_verified(attested)}, as a verifier attests (counted here: {own})" if more else own
+        learnt = _number(attested.get("learnt"))
+        if learnt > _number(credit.get("groups")) + _number(credit.get("admitted")):
+            told += f", {learnt:,.0f} groups learnt from, as a trainer attests"
         condemned = _number(credit.get("condemned"))
         return told + (f", {condemned:,.0f} condemned" if condemned else "")
     if "accepted" in progress:
         return f"{_number(progress['accepted']):,.0f} groups accepted since it started"
     return ""
+
+
+def _verified(credit: Mapping[str, Any]) -> str:
+    return (
+        f"{_number(credit.get('tokens')):,.0f} verified tokens in {_number(credit.get('groups')):,.0f} groups"
+    )
 
 
 def _peers(snapshot: Mapping[str, Any], progress: Mapping[str, Any]) -> str:

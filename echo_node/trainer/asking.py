@@ -3,7 +3,7 @@
 Work goes out in rounds: what is missing is shared out, and everybody is waited for who is not late. What a sampler did not
 fill is shared out again among the others, who fill slots of their own. Who is too slow for what it was asked is asked for less
 from then on, at once if it has answered in this step before: what it has filled counts. The first groups to arrive make the batch; what comes
-when it is full is of no use, whoever sent it. Answers are sorted by sampler and slot, so where nobody is late the batch does
+when it is full, or has all that it may have of an engine class, is of no use, whoever sent it. Answers are sorted by sampler and slot, so where nobody is late the batch does
 not depend on who was faster.
 """
 
@@ -12,13 +12,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
 from echo_node.admission import Admitted, Refused
 from echo_node.errors import DefectError, PeerError
 from echo_node.net.base import Network, RequestError
+from echo_node.trainer.classes import ClassShares
 from echo_node.trainer.portions import Portions
 from echo_node.trainer.spreading import Evenly, Spread
 from protocol import (
@@ -43,7 +45,7 @@ LONGEST_REST = 64
 
 
 class NobodyAnswersError(PeerError):
-    """No sampler of the roster answers now. Another may have joined since, or come back."""
+    """No sampler of the roster that could fill the batch answers now. Another may have joined since, or come back."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -59,7 +61,8 @@ class _Ask:
 class _Filling:
     """A batch on its way: what is there, who is at work on the rest, and who is of no help."""
 
-    def __init__(self, head: bytes, willing: list[bytes], batch: int) -> None:
+    def __init__(self, head: bytes, willing: Mapping[bytes, str], batch: int, shares: ClassShares) -> None:
+        """`willing` are samplers and their engine classes."""
         self.head = head
         self.groups: list[Admitted] = []
         self.asks: list[_Ask] = []
@@ -68,7 +71,10 @@ class _Filling:
         self.news = trio.Event()
         self._willing = willing
         self._batch = batch
+        self._shares = shares
         self._used = dict.fromkeys(willing, 0)
+        self._taken: Counter[str] = Counter()
+        """Groups by engine class."""
 
     @property
     def missing(self) -> int:
@@ -76,9 +82,20 @@ class _Filling:
 
     @property
     def free(self) -> list[bytes]:
-        """Who could be asked: those that have not failed and have nothing to do."""
+        """Who could be asked: those that have not failed, have nothing to do, and have room for their class."""
         busy = {ask.sampler for ask in self.asks}
-        return [each for each in self._willing if each not in busy and each not in self.failed]
+        rooms = self.rooms()
+        return [
+            each
+            for each, engine in self._willing.items()
+            if each not in busy and each not in self.failed and rooms[engine] > 0
+        ]
+
+    @property
+    def is_hopeful(self) -> bool:
+        """Whether anybody at work can still bring what there is room for."""
+        rooms = self.rooms()
+        return any(rooms[self._willing[ask.sampler]] > 0 for ask in self.asks)
 
     @property
     def late(self) -> list[_Ask]:
@@ -87,6 +104,14 @@ class _Filling:
     @property
     def awaited(self) -> list[_Ask]:
         return [ask for ask in self.asks if not ask.late]
+
+    def rooms(self) -> dict[str, int]:
+        """How many more groups of each class the batch may have."""
+        classes = {*self._willing.values()}
+        return {each: self._shares.most(each, self._batch) - self._taken[each] for each in classes}
+
+    def engine(self, sampler: bytes) -> str:
+        return self._willing[sampler]
 
     def ask(self, sampler: bytes, count: int) -> _Ask:
         """The sampler's next slots, as a question to it."""
@@ -100,9 +125,12 @@ class _Filling:
         self._used[ask.sampler] = ask.request.first
 
     def take(self, groups: list[Admitted]) -> None:
-        """Those of the lowest slots first, and no more than are missing."""
-        in_order = sorted(groups, key=lambda group: group.order)
-        self.groups += in_order[: self.missing]
+        """Those of the lowest slots first, and no more than are missing, or than their class may have."""
+        for group in sorted(groups, key=lambda group: group.order):
+            engine = group.group.message.engine
+            if self.missing and self._taken[engine] < self._shares.most(engine, self._batch):
+                self._taken[engine] += 1
+                self.groups.append(group)
 
     def done(self, ask: _Ask) -> None:
         """A question is under way no more."""
@@ -124,13 +152,15 @@ class SequentialSource:
         *,
         spread: Spread | None = None,
         refuse: Callable[[bytes, str], None] = lambda _group, _reason: None,
+        shares: ClassShares | None = None,
     ) -> None:
-        """`refuse` hears of every group that may not be trained on, and why."""
+        """`refuse` hears of every group that may not be trained on, and why; `shares` are those of the engine classes."""
         self._network = network
         self._identity = identity
         self._run = run
         self._batch = batch
         self._judge = judge
+        self._shares = shares or ClassShares()
         self._spread = spread or Evenly()
         self._portions = Portions(ROLLOUT_SECONDS)
         self._refuse = refuse
@@ -140,16 +170,18 @@ class SequentialSource:
 
     async def next_batch(self, head: Opened[WeightsHead], roster: Roster) -> tuple[Admitted, ...]:
         """Every slot filled once, under this head, by samplers of its roster."""
-        willing = self._rested([member.key for member in roster.members])
-        filling = _Filling(head.id, willing, self._batch)
+        willing = self._rested({member.key: member.engine for member in roster.members})
+        self._check_classes(willing)
+        filling = _Filling(head.id, willing, self._batch, self._shares)
         async with trio.open_nursery() as nursery:
-            while filling.missing and (filling.free or filling.asks):
+            while filling.missing and (filling.free or filling.is_hopeful):
                 for sampler, count in self._deal(filling):
                     nursery.start_soon(self._ask, filling.ask(sampler, count), filling)
                 await self._wait(filling)
             nursery.cancel_scope.cancel()  # nothing that is still under way has room
         self._remember(filling)
         if filling.missing:
+            self._check_classes({key: willing[key] for key in filling.answered - filling.failed})
             raise NobodyAnswersError(
                 "no sampler of the roster answers", advice="start one with echo-node join --role sampler"
             )
@@ -157,20 +189,45 @@ class SequentialSource:
             raise DefectError("a sequential batch with a group of another version")
         return tuple(sorted(filling.groups, key=lambda group: group.order))
 
+    def _check_classes(self, willing: Mapping[bytes, str]) -> None:
+        """Nobody is asked for what cannot become a batch: some engine classes may fill only a part of it."""
+        if willing and not self._shares.can_fill(willing.values(), self._batch):
+            classes = " and ".join(sorted({*willing.values()}))
+            raise NobodyAnswersError(
+                f"all samplers that answer are of the class {classes}: {self._shares.told(self._batch)}",
+                advice="start a sampler of another class with echo-node join --role sampler --engine",
+            )
+
     def _deal(self, filling: _Filling) -> list[tuple[bytes, int]]:
-        """Who is asked next for how many groups. What is too much for one goes to those who have room."""
-        left = filling.missing
+        """Who is asked next for how many groups. What is too much for one, or for its class, goes to those who have room."""
+        left, rooms = filling.missing, filling.rooms()
         dealt = dict.fromkeys(filling.free, 0)
-        while left and (roomy := [each for each in dealt if dealt[each] < self._portions.most(each)]):
-            for sampler, share in zip(roomy, self._spread.shares(roomy, left), strict=True):
+
+        def has_room(sampler: bytes) -> bool:
+            return dealt[sampler] < self._portions.most(sampler) and rooms[filling.engine(sampler)] > 0
+
+        while left and (roomy := [each for each in dealt if has_room(each)]):
+            for sampler, share in self._shared_out(roomy, left, filling, rooms):
                 given = min(share, self._portions.most(sampler) - dealt[sampler])
                 dealt[sampler] += given
+                rooms[filling.engine(sampler)] -= given
                 left -= given
         return [(sampler, count) for sampler, count in dealt.items() if count]
 
+    def _shared_out(
+        self, samplers: Sequence[bytes], groups: int, filling: _Filling, rooms: Mapping[str, int]
+    ) -> list[tuple[bytes, int]]:
+        """How many of so many groups each of the samplers is given; in a class with too little room, that is shared out."""
+        shares = dict(zip(samplers, self._spread.shares(samplers, groups), strict=True))
+        for engine, room in rooms.items():
+            members = [each for each in samplers if filling.engine(each) == engine]
+            if sum(shares[each] for each in members) > room:
+                shares |= zip(members, self._spread.shares(members, room), strict=True)
+        return [*shares.items()]
+
     async def _wait(self, filling: _Filling) -> None:
         """Until the batch is full, or nobody is waited for and somebody can be asked, or nobody is left at all."""
-        while filling.missing and (filling.awaited or (filling.late and not filling.free)):
+        while filling.missing and (filling.awaited or (filling.is_hopeful and not filling.free)):
             due = {ask: self._due(ask) for ask in filling.awaited}
             with trio.move_on_at(min(due.values(), default=math.inf)):
                 await filling.news.wait()
@@ -185,10 +242,11 @@ class SequentialSource:
     def _due(self, ask: _Ask) -> float:
         return ask.began + self._spread.patience(ask.sampler, ask.request.count)
 
-    def _rested(self, roster: list[bytes]) -> list[bytes]:
-        """Whom to ask: those who do not rest; all of them, if everybody does."""
+    def _rested(self, roster: Mapping[bytes, str]) -> Mapping[bytes, str]:
+        """Whom to ask: those who do not rest; all of them, if those could not fill a batch."""
         self._rests = {key: left - 1 for key, left in self._rests.items() if left > 1 and key in roster}
-        return [key for key in roster if key not in self._rests] or roster
+        rested = {key: engine for key, engine in roster.items() if key not in self._rests}
+        return rested if self._shares.can_fill(rested.values(), self._batch) else roster
 
     def _remember(self, filling: _Filling) -> None:
         """Who is still late when the batch is full has failed as well."""

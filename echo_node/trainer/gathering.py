@@ -102,7 +102,10 @@ class GossipSource:
         return self._receipts.answer(envelope.id for envelope in groups)
 
     async def next_batch(self, step: int, *, patience: float = math.inf) -> tuple[Admitted, ...]:
-        """A batch for the policy at this step, as soon as there is one; nothing, when no group has come for so long."""
+        """A batch for the policy at this step, as soon as there is one; nothing, when no group has come for so long, or
+        none but of engine classes that have their part of it already.
+        """
+        lacking_since = math.inf
         while True:
             await self._drop(self._buffer.expire(step), "stale")
             if drawn := self._buffer.draw(self._batch, step):
@@ -110,14 +113,16 @@ class GossipSource:
                 return drawn
             changed = self._changed
             await self._drop(self._buffer.make_room(), "unverified")
-            with trio.move_on_after(patience) as waiting:
+            now = trio.current_time()
+            lacking_since = min(lacking_since, now) if self._buffer.lacks_other_classes else math.inf
+            with trio.move_on_at(min(now, lacking_since) + patience) as waiting:
                 await self._hurry(changed)
             if waiting.cancelled_caught:
                 return ()
 
     async def _hurry(self, changed: trio.Event) -> None:
         """Wait for a change. Where it is groups that are missing, more are asked for: a few at first, then all there are."""
-        if len(self._buffer) < self._batch:  # else it is others that are waited for
+        if self._buffer.is_short:  # else it is others that are waited for
             now = trio.current_time()
             self._missing_since = now if self._missing_since is None else self._missing_since
             until = self._missing_since + _HURRY_STEPS * (self._wanting.seconds or 0.0)
@@ -127,6 +132,11 @@ class GossipSource:
             if not changed.is_set():
                 self._receipts.rate = None
         await changed.wait()
+
+    @property
+    def hindrance(self) -> str | None:
+        """What, other than a lack of groups, keeps a batch from being drawn, in words."""
+        return self._buffer.hindrance
 
     def wake(self) -> None:
         """Something has changed that may let a batch be drawn."""
@@ -178,7 +188,7 @@ class GossipSource:
                     refused.append(judged)
                     if judged.signed:
                         self._receipts.refuse(judged.id, judged.reason)
-                elif self._buffer.reserve(judged.group.signer):
+                elif self._buffer.reserve(judged.group.signer, judged.group.message.engine):
                     refused.append(None)
                     good.append(judged)
                 else:

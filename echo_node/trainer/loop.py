@@ -29,6 +29,7 @@ from echo_node.run import Run
 from echo_node.sifting import Sieve
 from echo_node.trainer.accounting import account_for
 from echo_node.trainer.asking import NobodyAnswersError, SequentialSource
+from echo_node.trainer.classes import ClassShares
 from echo_node.trainer.gathering import USELESS, GossipSource
 from echo_node.trainer.heeding import Heeding
 from echo_node.trainer.journal import Batch, TrainingJournal
@@ -117,8 +118,9 @@ class TrainerLoop:
         self._keeping = Keeping(checkpoints, checkpoint_every, step, publisher, journal, bound)
         self._announced: Opened[WeightsHead] | None = None
         """The newest head whose blobs can be had."""
+        shares = ClassShares(run.told.engines)
         self._buffer = ReplayBuffer(
-            capacity=(bound + 1) * batch, staleness=bound, batch=batch, entry=self._policy
+            capacity=(bound + 1) * batch, staleness=bound, batch=batch, entry=self._policy, shares=shares
         )
         self._receipts = Receipts(network, identity, run.id, lambda: self._announced)
         self._gossip = GossipSource(
@@ -136,7 +138,14 @@ class TrainerLoop:
             run, self._policy, self._buffer, self._receipts, journal, self._heard_verdicts
         )
         self._sequential = SequentialSource(
-            network, identity, run.id, batch, self.judge, spread=spread, refuse=self._receipts.refuse
+            network,
+            identity,
+            run.id,
+            batch,
+            self.judge,
+            spread=spread,
+            refuse=self._receipts.refuse,
+            shares=shares,
         )
         self._refused: Counter[str] = Counter()
         self._vouching = Vouching(run, network, self._policy, self._receipts, self._refused)
@@ -145,6 +154,8 @@ class TrainerLoop:
         """What was learnt from since the last head, to which the next one commits."""
         self._number = 0
         """Of the last batch."""
+        self._waits_for: str | None = None
+        """What keeps a step from its batch, in words, once that has taken a while."""
         self._learning = False
         """Whether a batch is on its way from the journal to the records."""
         self._fruitless = 0
@@ -213,6 +224,7 @@ class TrainerLoop:
             "reward": round(self._records.reward(), 4),
             "samplers": len(self._desk.roster().members),
             "waiting": len(self._buffer),
+            "waits_for": self._waits_for,
             "dropped": dict(sorted((self._buffer.dropped + self._refused).items())),
             "muted": {
                 peer_id(key): reason
@@ -335,23 +347,27 @@ class TrainerLoop:
         while True:
             if self._run.is_async(self._tip.message.version):
                 if drawn := await self._gossip.next_batch(self._step.version, patience=patience):
+                    self._waits_for = None
                     return drawn
-                log.warning(
-                    "no group has come for %.0f s; samplers get a new head, and newcomers a chance", patience
-                )
+                self._wait_for(self._gossip.hindrance or f"no group has come for {patience:.0f} s")
             else:
                 try:
                     drawn = await self._sequential.next_batch(self._tip, self._heard_roster())
-                except NobodyAnswersError:
-                    log.warning("no sampler answers; waiting for one to join or to come back")
+                except NobodyAnswersError as error:
+                    self._wait_for(str(error))
                     with trio.move_on_after(patience):
                         await self._desk.wait_for_news()
                 else:
                     if vouched := await self._vouching.let_in(drawn):
+                        self._waits_for = None
                         return vouched
-                    log.warning("verifiers vouch for no group of this version; samplers get a new head")
+                    self._wait_for("verifiers vouch for no group of this version")
             patience = min(2 * patience, LONGEST_PATIENCE)
             await self._publish()
+
+    def _wait_for(self, what: str) -> None:
+        self._waits_for = what
+        log.warning("%s; samplers get a new head, and newcomers a chance", what)
 
     def _heard_roster(self) -> Roster:
         return Roster(tuple(each for each in self._roster.members if not self._policy.is_muted(each.key)))

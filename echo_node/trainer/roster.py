@@ -12,7 +12,9 @@ from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT, Message, Validation
 from echo_node.net.outbox.deliveries import Taker
 from echo_node.run import Run
+from echo_node.trainer.classes import ClassShares
 from echo_node.trainer.journal import TrainingJournal
+from echo_node.trainer.settings import training_settings
 from protocol import Envelope, Join, Member, Opened, Roster, limits, open_sealed
 
 CHANGE_SECONDS: Final = 600.0
@@ -30,6 +32,8 @@ class JoinDesk:
         self._run = run
         self._clock = clock
         self._shares = {tolerance.engine: tolerance.share for tolerance in run.told.engines}
+        self._most = ClassShares(run.told.engines).most
+        self._batch = training_settings(run.told).batch_groups
         self._members: dict[bytes, Member] = {}
         self._next_change: dict[bytes, float] = {}
         self._changed = trio.Event()
@@ -73,8 +77,9 @@ class JoinDesk:
         engine, before = join.message.engine, self._members.get(join.signer)
         if before is not None and before.engine == engine:
             return None
-        if engine not in self._shares:
-            return f"this run does not take the engine class {engine}"
+        if engine not in self._shares or not self._most(engine, self._batch):
+            why = "" if engine not in self._shares else ": its share of a batch is less than a group"
+            return f"this run does not take the engine class {engine}{why}"
         if before is None:
             return None if len(self._members) < limits.ROSTER else "this run has no room for more samplers"
         if any(self._shares.get(each, 1.0) < 1.0 for each in (before.engine, engine)):

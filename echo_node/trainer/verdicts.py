@@ -16,8 +16,8 @@ from typing import Final
 
 from echo_node.admission import Admitted
 from echo_node.run import Run
+from echo_node.trainer.choosing import Entrance, Entry
 from echo_node.trainer.journal import Finding
-from echo_node.trainer.replay import Entrance, Entry
 from echo_node.trust import NEWCOMER, Trust
 from protocol import Identity, Opened, ProtocolError, Verdict, peer_id
 from protocol.verdict import check_draw, drawn, sign_draw

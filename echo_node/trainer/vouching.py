@@ -1,7 +1,8 @@
 """Groups that were asked for, until verifiers have said what the run's verdict policy wants to hear of them.
 
 Only the trainer has seen such groups, so it shows them. What is still without a word when verifiers have fallen silent is left
-out, and the batch is smaller for it. Groups that samplers push wait in the buffer instead, which knows the same policy.
+out, and the batch is smaller for it; so is the part that some engine classes may fill of it. Groups that samplers push wait in
+the buffer instead, which knows the same bounds.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from echo_node.errors import PeerError
 from echo_node.net.base import Network
 from echo_node.net.outbox.item import LONGEST
 from echo_node.run import Run
+from echo_node.trainer.choosing import Entrance, choose_most
+from echo_node.trainer.classes import ClassShares
 from echo_node.trainer.receipts import Receipts
-from echo_node.trainer.replay import Entrance
 from echo_node.trainer.verdicts import LONGEST_UNVOUCHED, VerdictPolicy
 from protocol import fill_batches, topics
 
@@ -36,6 +38,7 @@ class Vouching:
         self._policy = policy
         self._receipts = receipts
         self._left_out = left_out
+        self._shares = ClassShares(run.told.engines)
         self._heard = trio.Event()
 
     def wake(self) -> None:
@@ -48,20 +51,26 @@ class Vouching:
         shown = await self._show(drawn)
         while True:
             heard, refused = self._heard, self._refused(drawn)
-            chosen = self._choose([each for each in drawn if each.group.id not in refused])
+            good = [each for each in drawn if each.group.id not in refused]
+            chosen = choose_most(good, self._policy, self._shares)
             inside = {each.group.id for each in chosen}
-            outside = [each for each in drawn if each.group.id in shown - inside - refused.keys()]
-            if not any(map(self._policy.awaits, outside)):
+            outside = [each for each in good if each.group.id in shown - inside]
+            if not any(map(self._is_awaited, outside)):
                 break
             with trio.move_on_after(LONGEST_UNVOUCHED) as silence:
                 await heard.wait()
             if silence.cancelled_caught:
                 break
+        beyond = {each.group.id for each in good if self._policy.entrance(each) is Entrance.OPEN}
         for group in sorted({each.group.id for each in drawn} - inside):
-            reason = refused.get(group, "unverified")
+            reason = refused.get(group, "over-share" if group in beyond else "unverified")
             self._receipts.withdraw(group, reason)
             self._left_out[reason] += 1
-        return chosen
+        return tuple(chosen)
+
+    def _is_awaited(self, group: Admitted) -> bool:
+        """Whether a verdict could let in a group. Of one that may go in, only its engine class has no room."""
+        return self._policy.entrance(group) is not Entrance.OPEN and self._policy.awaits(group)
 
     async def _show(self, drawn: Sequence[Admitted]) -> frozenset[bytes]:
         """Let verifiers see groups; returns which of them they can have seen."""
@@ -81,17 +90,3 @@ class Vouching:
         condemned = (each.group.id for each in drawn if self._policy.is_condemned(each.group.id))
         muted = (each.group.id for each in drawn if self._policy.is_muted(each.group.signer))
         return dict.fromkeys(muted, "muted") | dict.fromkeys(condemned, "condemned")
-
-    def _choose(self, good: Sequence[Admitted]) -> tuple[Admitted, ...]:
-        """All that is vouched for, and of the rest what the policy bears in a batch of just that size."""
-        entrances = [self._policy.entrance(each) for each in good]
-        vouched, room = entrances.count(Entrance.OPEN), entrances.count(Entrance.BOUNDED)
-        while self._policy.is_hard and room > self._policy.bound(vouched + room):
-            room -= 1
-        chosen = []
-        for each, entrance in zip(good, entrances, strict=True):
-            if entrance is Entrance.BOUNDED:
-                room -= 1
-            if entrance is Entrance.OPEN or (entrance is Entrance.BOUNDED and room >= 0):
-                chosen.append(each)
-        return tuple(chosen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 import trio
@@ -13,23 +14,27 @@ from echo_node.errors import PeerError
 from echo_node.net.base import RequestError
 from echo_node.net.memory import MemorySwarm
 from echo_node.trainer.asking import ROLLOUT_SECONDS, NobodyAnswersError, SequentialSource
+from echo_node.trainer.classes import ClassShares
 from echo_node.trainer.spreading import LEAST_PATIENCE, BySpeed
-from protocol import RolloutRequest, canonical, limits, open_sealed, topics, write_batch
+from protocol import RolloutRequest, Roster, canonical, limits, open_sealed, topics, write_batch
 from tests.crafting import SAMPLERS, STRANGER, TRAINER, Chain, forged, open_run, roster, sealed_group
 
 RUN = open_run("sequential")
+ROUGH = "llama/q8_0"
 
 
 class Swarm:
     """A trainer that asks, and samplers that answer as their handlers do."""
 
-    def __init__(self, batch: int, *, spread=None, weather=None, **handlers) -> None:
+    def __init__(self, batch: int, *, spread=None, weather=None, rough=(), **handlers) -> None:
+        """Those named `rough` have an engine class that may fill a quarter of a batch."""
         self.asked: list[tuple[bytes, range]] = []
         self.refused: dict[bytes, str] = {}
         self.samplers = dict(zip(handlers, SAMPLERS, strict=False))
         self._handlers = handlers
         self._batch = batch
         self._spread = spread
+        self._rough = {self.samplers[name].public for name in rough}
         self.memory = MemorySwarm(**(weather or {}))
         self._chain = Chain(RUN)
         self._admission = Admission(RUN)
@@ -38,6 +43,12 @@ class Swarm:
     def publish(self):
         """The next head, for all of them."""
         self.roster = roster(*self.samplers.values())
+        self.roster = Roster(
+            tuple(
+                replace(each, engine=ROUGH) if each.key in self._rough else each
+                for each in self.roster.members
+            )
+        )
         self.head = self._chain.next(*self.samplers.values())
         self._admission.published(self.head, self.roster)
 
@@ -60,6 +71,7 @@ class Swarm:
             self._admission.judge,
             spread=self._spread,
             refuse=self.refused.__setitem__,
+            shares=ClassShares([replace(RUN.told.engines[0], engine=ROUGH, share=0.25)]),
         )
         self.publish()
         return self
@@ -526,3 +538,68 @@ async def test_what_is_too_much_for_a_slow_sampler_goes_to_the_others_at_once(au
         before = len(swarm.asked)
         await swarm.next_batch()
         assert {name: len(slots) for name, slots in swarm.asked[before:]} == {"ann": 4, "bob": 12}
+
+
+# Engine classes that may fill a part of a batch
+
+
+async def roughly(sampler, head, slots):
+    await trio.lowlevel.checkpoint()
+    made = [sealed_group(RUN, head, sampler, slot, engine=ROUGH) for slot in slots]
+    return write_batch(made, most=limits.ANSWER_BYTES)
+
+
+async def roughly_and_late(sampler, head, slots):
+    await trio.sleep(3 * LEAST_PATIENCE)
+    return await roughly(sampler, head, slots)
+
+
+async def test_a_class_with_a_share_is_asked_for_that_much_and_the_others_for_the_rest():
+    async with Swarm(12, rough=("ann", "bob"), ann=roughly, bob=roughly, cat=well) as swarm:
+        filled = await swarm.next_batch()
+        assert (swarm.share(filled, "ann"), swarm.share(filled, "bob")) == ([0, 1], [0])
+        assert swarm.share(filled, "cat") == list(range(9))
+        assert len(swarm.asked) == 3, "and nobody for what would be of no use"
+
+
+async def test_samplers_of_a_class_with_a_share_alone_are_not_asked_and_it_is_said_why():
+    async with Swarm(8, rough=("ann", "bob"), ann=roughly, bob=roughly) as swarm:
+        with pytest.raises(
+            NobodyAnswersError, match="class llama/q8_0: llama/q8_0 may fill 2 of the 8 groups"
+        ):
+            await swarm.next_batch()
+        assert swarm.asked == []
+
+
+async def test_when_all_others_fail_the_ask_ends_and_says_who_is_left():
+    async with Swarm(8, rough=("ann",), ann=roughly, bob=refusing) as swarm:
+        with pytest.raises(NobodyAnswersError, match="llama/q8_0 may fill 2 of the 8 groups"):
+            await swarm.next_batch()
+        assert swarm.slots_asked_of("ann") == [0, 1], "whose share is full, and who is not asked again"
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_a_share_that_comes_late_is_filled_by_others_and_never_twice():
+    """What the late one had is asked of the other of its class; when both have come, no more than a share is taken."""
+    spread = BySpeed()
+    spread.took(SAMPLERS[2].public, 8, 1.0)
+    async with Swarm(
+        8, spread=spread, rough=("ann", "bob"), ann=roughly_and_late, bob=roughly, cat=well
+    ) as swarm:
+        filled = await swarm.next_batch()
+        assert len(swarm.share(filled, "ann") + swarm.share(filled, "bob")) <= 2
+        assert len(swarm.share(filled, "cat")) >= 6
+
+
+async def test_who_rests_is_asked_when_those_who_do_not_could_not_fill_a_batch():
+    calls = []
+
+    async def first_refusing(sampler, head, slots):
+        calls.append(sampler)
+        return await (refusing if len(calls) == 1 else well)(sampler, head, slots)
+
+    async with Swarm(8, rough=("ann",), ann=roughly, bob=first_refusing) as swarm:
+        with pytest.raises(NobodyAnswersError):
+            await swarm.next_batch()
+        swarm.publish()
+        assert len(swarm.share(await swarm.next_batch(), "bob")) == 6

@@ -15,6 +15,7 @@ from echo_node.net.base import ACCEPT, CAPACITY, IGNORE, Message, Unheard
 from echo_node.net.memory import MemorySwarm
 from echo_node.run import Run
 from echo_node.sifting import Sieve
+from echo_node.trainer.classes import ClassShares
 from echo_node.trainer.gathering import USELESS, GossipSource
 from echo_node.trainer.journal import open_journal
 from echo_node.trainer.receipts import Receipts
@@ -34,9 +35,12 @@ BATCH = 4
 class Trainer:
     """A source with everything real around it, and a sampler beside it on the network."""
 
-    def __init__(self, network, sampler, inbox, journal, capacity):
+    def __init__(self, network, sampler, inbox, journal, capacity, share):
         self.chain, self.admission = Chain(RUN), Admission(RUN)
-        self.buffer = ReplayBuffer(capacity=capacity, staleness=1)
+        shares = ClassShares([replace(each, share=share) for each in RUN.told.engines])
+        self.buffer = ReplayBuffer(
+            capacity=capacity, staleness=1, batch=BATCH if share < 1 else None, shares=shares
+        )
         self.network, self.sampler, self._inbox = network, sampler, inbox
         self.receipts = Receipts(network, TRAINER, RUN.id, lambda: self.head)
         self.source = GossipSource(
@@ -91,7 +95,7 @@ class Trainer:
 
 
 @asynccontextmanager
-async def gathering(capacity=2 * BATCH):
+async def gathering(capacity=2 * BATCH, share=1.0):
     async with (
         MemorySwarm() as swarm,
         swarm.join(TRAINER) as network,
@@ -100,7 +104,7 @@ async def gathering(capacity=2 * BATCH):
         open_journal(None, RUN.id) as journal,
         trio.open_nursery() as nursery,
     ):
-        trainer = Trainer(network, sampler, inbox, journal, capacity)
+        trainer = Trainer(network, sampler, inbox, journal, capacity, share)
         nursery.start_soon(trainer.source.hear, network)
         await trio.testing.wait_all_tasks_blocked()
         yield trainer
@@ -500,3 +504,24 @@ async def test_what_is_forged_is_held_against_who_passed_it_on_unless_the_manife
         await trainer.gossip(raw=data)
         assert trainer.faults == {"bad-signature": 1}
         assert len(trainer.buffer) == 0
+
+
+async def test_who_brings_only_what_has_no_room_in_a_batch_does_not_keep_the_trainer_waiting_in_silence():
+    """Its groups come all the time, and are refused; still the wait ends when it should, and says what is missing."""
+    async with gathering(share=0.5) as trainer:
+        await trainer.gossip(*(trainer.group(slot) for slot in range(6)))
+        assert len(trainer.buffer) == BATCH, "half of the room, and no more"
+        assert await trainer.told() == {"accepted": BATCH, "full": 2}
+        batches = []
+
+        async def draw():
+            batches.append(await trainer.source.next_batch(0, patience=0.3))
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(draw)
+                again = Message(GROUPS, write_batch([trainer.group(5)]), ANN.public)
+                while not batches:
+                    await trainer.source.take(again)
+        assert batches == [()]
+        assert "torch/f32 may fill 2 of the 4 groups" in trainer.source.hindrance

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from echo_node.admission import Admitted
 from echo_node.contract import Prompt
-from echo_node.trainer.replay import Entrance, Entry, ReplayBuffer
+from echo_node.trainer.choosing import Entrance, Entry
+from echo_node.trainer.replay import ReplayBuffer
 from protocol import open_sealed
 from protocol.trajectory import TrajectoryGroup
-from tests.crafting import SAMPLERS, open_run, sealed_group
+from tests.crafting import ENGINE, SAMPLERS, open_run, sealed_group
 
 RUN = open_run()
 
@@ -162,7 +163,8 @@ def test_once_a_batch_waits_nobody_brings_more_than_a_share_and_the_slow_find_ro
 def test_as_long_as_no_batch_waits_the_fast_may_fill_it_alone():
     buffer = ReplayBuffer(capacity=4, staleness=0, batch=4)
     for sampler in SAMPLERS:
-        buffer._has_room_for(sampler.public)
+        buffer.reserve(sampler.public, ENGINE)
+        buffer.reserved.clear()
     assert all(buffer.add(admitted(0, slot, SAMPLERS[0])) for slot in range(4))
     assert len(buffer.draw(4, step=0)) == 4
 
@@ -183,7 +185,7 @@ def test_a_newcomer_at_a_full_buffer_is_known_from_then_on_and_finds_room_after_
 def test_room_that_was_found_is_kept_until_the_group_is_on_disk():
     buffer = ReplayBuffer(capacity=2, staleness=0)
     ann, bob = (sampler.public for sampler in SAMPLERS[:2])
-    assert [buffer.reserve(ann), buffer.reserve(bob), buffer.reserve(ann)] == [True, True, False]
+    assert [buffer.reserve(who, ENGINE) for who in (ann, bob, ann)] == [True, True, False]
     assert buffer.dropped == {"full": 1}
     buffer.reserved.clear()
     assert buffer.add(admitted(0, 0))

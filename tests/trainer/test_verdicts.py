@@ -14,10 +14,11 @@ from echo_node.admission import Admitted
 from echo_node.contract import Prompt
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
+from echo_node.trainer.choosing import Entrance
 from echo_node.trainer.heeding import Heeding
 from echo_node.trainer.journal import KeptGroup, open_journal
 from echo_node.trainer.receipts import Receipts
-from echo_node.trainer.replay import Entrance, ReplayBuffer
+from echo_node.trainer.replay import ReplayBuffer
 from echo_node.trainer.verdicts import Consequences, VerdictPolicy
 from echo_node.trust import MUTE_SECONDS, NEWCOMER
 from protocol import Figures, Receipt, TrajectoryGroup, Verdict, open_sealed, seal, topics, write_batch

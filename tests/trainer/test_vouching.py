@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import trio
@@ -38,21 +39,25 @@ from tests.crafting import (
 from tests.trainer.test_verdicts import VERIFIERS, say
 
 HEAD = b"h" * 32
+ROUGH = "llama/f16"
 ANN, BOB = SAMPLERS[:2]
 
 
-def run_of(policy, *, quorum=1, share=0.25, verifiers=1):
+def run_of(policy, *, quorum=1, share=0.25, verifiers=1, rough=1.0):
+    run = open_run("sequential", staleness=0)
+    engines = [replace(each, share=rough) if each.engine == ROUGH else each for each in run.told.engines]
     return changed_run(
-        open_run("sequential", staleness=0),
+        run,
+        engines=tuple(engines),
         verification=Verification(policy=policy, quorum=quorum, share=share),
         verifiers=tuple(each.public for each in VERIFIERS[:verifiers]),
     )
 
 
-def group(run, slot, sampler=ANN, *, teaches=True) -> Admitted:
+def group(run, slot, sampler=ANN, *, teaches=True, **changes) -> Admitted:
     right = right_answer(run, HEAD, sampler.public, slot)
     said = [right, completion([END], reward=0.0) if teaches else right]
-    opened = open_sealed(sealed_group(run, HEAD, sampler, slot, said), TrajectoryGroup, run.id)
+    opened = open_sealed(sealed_group(run, HEAD, sampler, slot, said, **changes), TrajectoryGroup, run.id)
     return Admitted(opened, 0, Prompt("r12345="))
 
 
@@ -227,3 +232,16 @@ async def test_a_sequential_run_learns_only_from_what_its_policy_lets_in_and_get
 
 def engine():
     return make_engine(EngineSpec(ENGINE, embedded.folder(), "cpu", 64, 1))
+
+
+async def test_a_batch_that_became_smaller_has_less_room_for_a_class_with_a_share(place_of):
+    """Of ten groups two are of such a class; when four others are condemned, one of the two has no place any more."""
+    run = run_of("self", verifiers=2, rough=0.25)
+    place = place_of(run)
+    groups = [group(run, slot, engine=ROUGH if slot < 2 else ENGINE) for slot in range(10)]
+    for each in groups:
+        place.policy.saw(each.group.id, each.group.signer)
+    await place.say(groups[6:], result="dishonest")
+    await place.ask(groups)
+    assert place.let_in == (groups[0], *groups[2:6])
+    assert place.left_out == {"condemned": 4, "over-share": 1}
