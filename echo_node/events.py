@@ -150,8 +150,9 @@ def _in_words(now: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return "(" + ", ".join(f"{inner} {name}" for name, inner in value.items()) + ")"
+    if isinstance(value, dict):  # what is within it further down is for programs, and for `status`
+        shown = {name: inner for name, inner in value.items() if not isinstance(inner, dict | list)}
+        return "(" + ", ".join(f"{inner} {name}" for name, inner in shown.items()) + ")"
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return str(value)

@@ -58,8 +58,8 @@ def backup(
 ) -> None:
     """A backup of the key, encrypted by a passphrase: nine short lines, to be printed and kept.
 
-    With it and the passphrase `echo-node keys restore` brings this node's identity, under which verifiers count what it has
-    earned, back onto any machine. Without the passphrase it is worthless, to others and to you.
+    With it and the passphrase `echo-node keys restore` brings this node's identity, and with it what verifiers attest that it
+    has earned, back onto any machine. Without the passphrase it is worthless, to others and to you.
     """
     from echo_node.config import state_home
     from echo_node.state import prepared

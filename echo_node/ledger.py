@@ -91,6 +91,16 @@ class Credit:
     admitted: int = 0
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """What one verifier has found of a sampler's groups: honest ones and their tokens, dishonest ones, and since when."""
+
+    tokens: int
+    honest: int
+    dishonest: int
+    since: float | None
+
+
 class Ledger:
     """The ledger of one node, opened once. Other processes may read the file meanwhile."""
 
@@ -156,6 +166,15 @@ class Ledger:
             refused={key[1]: sums[key][0] for key in sorted(sums) if key[0] == "refused"},
             admitted=sum(sums[key][0] for key in sums if key[0] == "admitted"),
         )
+
+    def found_by(self, verifier: bytes, sampler: bytes, run: bytes) -> Found:
+        """What one verifier has found itself, whatever others say. Of groups that were pruned, those that were verified count."""
+        with self._using() as file:
+            rows = file.execute(_FOUND, {"verifier": verifier, "sampler": sampler, "run": run}).fetchall()
+        sums = {result: (groups, tokens) for result, groups, tokens, _ in rows}
+        since = min((at for *_, at in rows if at is not None), default=None)
+        honest, tokens = (sum(sums.get(each, (0, 0))[n] for each in ("honest", "pruned")) for n in (0, 1))
+        return Found(tokens, honest, sums.get("dishonest", (0, 0))[0], since)
 
     def export(self, to: Path | IO[str]) -> int:
         """Everything, as one JSON object per line, sorted; returns how many. The ledger goes on meanwhile.
@@ -360,6 +379,10 @@ _CREDIT = """SELECT state, reason, sum(groups), sum(tokens) FROM (
             WHERE sampler = :sampler GROUP BY run, state, reason
         UNION ALL SELECT run, state, reason, groups, tokens FROM pruned WHERE sampler = :sampler
     ) WHERE :run IS NULL OR run = :run GROUP BY state, reason"""
+_FOUND = """SELECT result, count(*), sum(tokens), min(verdicts.at) FROM groups JOIN verdicts USING (id)
+        WHERE sampler = :sampler AND run = :run AND verifier = :verifier GROUP BY result
+    UNION ALL SELECT 'pruned', sum(groups), sum(tokens), NULL FROM pruned
+        WHERE sampler = :sampler AND run = :run AND state = 'verified' GROUP BY state"""
 _KEEP_SUMS = """INSERT INTO pruned
     SELECT run, sampler, state, reason, count(*), sum(tokens) FROM groups WHERE at < ?
         GROUP BY run, sampler, state, reason

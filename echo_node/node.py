@@ -25,6 +25,7 @@ import trio
 from echo_node import __version__
 from echo_node.admission import Admitted
 from echo_node.allowance import EVERYTHING, Allowance
+from echo_node.attesting import attest, into_ledger
 from echo_node.engine.base import Engine
 from echo_node.engine.kinds import EngineSpec, best_class
 from echo_node.engine.worker import WorkerEngine
@@ -215,8 +216,19 @@ class Node:
                     "paused": list(self._gate.reasons),
                     "clock": watch.clock,
                 }
-                async with watch.work(), self._company(network, "verifier", needed=("trainer",)):
-                    await loop.work()
+                attesting = (
+                    nullcontext()
+                    if ledger is None
+                    else attest(
+                        network,
+                        self._identity,
+                        self._run.id,
+                        into_ledger(ledger, network.public, self._run.id),
+                    )
+                )
+                with attesting:
+                    async with watch.work(), self._company(network, "verifier", needed=("trainer",)):
+                        await loop.work()
 
     async def train(
         self,
@@ -312,6 +324,7 @@ class Node:
                     self._members = loop.members
                     await loop.work(steps, first_samplers=first_samplers, early=early, linger=linger)
 
+            stack.enter_context(attest(network, self._identity, self._run.id, journal.sums))
             await stack.enter_async_context(self._company(network, "trainer", needed=("trainer", "verifier")))
             await standby.take_turns(lead)
 

@@ -6,6 +6,7 @@ trio nor the program that uses it.
 
 from protocol.batch import fill_batches, read_batch, write_batch
 from protocol.chain import Elector, Equivocation, Follower, Rules
+from protocol.credit import CreditRefusal, CreditStatement, open_statement
 from protocol.delivery import Delivery
 from protocol.delta import DELTA_CODEC, Delta, decode_delta, encode_delta
 from protocol.digest import ZERO, blob_id, derive, merkle_root
@@ -34,6 +35,8 @@ __all__ = [
     "ChainError",
     "ChunkTable",
     "Completion",
+    "CreditRefusal",
+    "CreditStatement",
     "Delivery",
     "Delta",
     "Elector",
@@ -88,6 +91,7 @@ __all__ = [
     "merkle_root",
     "open_manifest",
     "open_sealed",
+    "open_statement",
     "peer_id",
     "public_key_of",
     "read_batch",

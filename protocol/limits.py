@@ -126,3 +126,5 @@ ROSTER: Final = 8_192
 RECEIPT_IDS: Final = 768
 """Group ids in one receipt, over all its lists."""
 RECEIPT_REASONS: Final = 32
+CREDIT_REASONS: Final = 32
+"""Reasons in one statement of a sampler's account."""

@@ -31,6 +31,7 @@ PEERS_STREAM: Final = f"/echo/peers/{limits.MAJOR}"
 VOTE_STREAM: Final = f"/echo/vote/{limits.MAJOR}"
 GRANTS_STREAM: Final = f"/echo/grants/{limits.MAJOR}"
 MANIFEST_STREAM: Final = f"/echo/manifest/{limits.MAJOR}"
+CREDIT_STREAM: Final = f"/echo/credit/{limits.MAJOR}"
 STREAMS: Final = (
     ROLLOUT_STREAM,
     DELIVER_STREAM,
@@ -42,6 +43,7 @@ STREAMS: Final = (
     VOTE_STREAM,
     GRANTS_STREAM,
     MANIFEST_STREAM,
+    CREDIT_STREAM,
 )
 
 ROLES: Final = ("trainer", "verifier", "sampler", "bootstrap")

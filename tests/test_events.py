@@ -1,4 +1,4 @@
-"""What a node tells of others: whom it does not hear, once for as long as that lasts."""
+"""What a node tells: how it goes, in words; and of others, whom it does not hear, once for as long as that lasts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import trio
 
-from echo_node.events import Events, tell_mutes
+from echo_node.events import Events, _in_words, tell_mutes
 from echo_node.net.memory import MemorySwarm
 from echo_node.trainer.wasting import PATIENCE, Waste
 from tests.crafting import SAMPLERS
@@ -54,3 +54,10 @@ async def test_a_sampler_whose_groups_are_not_looked_at_is_told_of_once_a_time_w
         await trio.sleep(5)
         assert [each["reasons"] for each in told[1:]] == [{"wrong-prompt": PATIENCE}]
         nursery.cancel_scope.cancel()
+
+
+def test_words_about_progress_leave_tables_within_tables_to_programs():
+    credit = {"tokens": 5, "refused": {"stale": 1}, "attested": {"tokens": 9, "by": [{"tokens": 9}]}}
+    assert _in_words({"peers": 2, "refused": {"stale": 1}, "credit": credit}) == (
+        "peers 2, refused (1 stale), credit (5 tokens)"
+    )

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_node.errors import DefectError, StoreError
-from echo_node.ledger import CONDEMNING, Credit, Entry, Ledger
+from echo_node.ledger import CONDEMNING, Credit, Entry, Found, Ledger
 from protocol import Figures, Opened, TrajectoryGroup, Verdict, derive, open_sealed
 from protocol.verdict import RESULTS
 
@@ -136,6 +136,38 @@ def test_the_last_answer_counts_but_a_duplicate_undoes_nothing(ledger):
     assert ledger.state(group.id) == ("admitted", "")
     ledger.refused(group.id, "stale")
     assert ledger.credit(ANNA).refused == {"stale": 1}
+
+
+def test_what_one_verifier_found_is_told_apart_from_what_others_did(tmp_path):
+    first, second, third = VERIFIERS
+    now = [100.0]
+    with Ledger(tmp_path / "ledger", clock=lambda: now[0]) as ledger:
+        for n, verifier, result in (
+            (1, first, "honest"),
+            (2, first, "honest"),
+            (3, first, "dishonest"),
+            (3, second, "honest"),
+            (4, first, "undecided"),
+            (4, second, "honest"),
+        ):
+            ledger.verdict(verdict(entry(n), verifier, result), entry(n))
+            now[0] += 1
+        ledger.verdict(verdict(entry(5, BERT), first), entry(5, BERT))
+        ledger.verdict(verdict(entry(6, run=OTHER_RUN), first, run=OTHER_RUN), entry(6, run=OTHER_RUN))
+        assert ledger.found_by(first, ANNA, RUN) == Found(11 + 12, 2, 1, 100.0)
+        assert ledger.found_by(second, ANNA, RUN) == Found(13 + 14, 2, 0, 103.0)
+        assert ledger.found_by(third, ANNA, RUN) == Found(0, 0, 0, None)
+        assert ledger.found_by(first, BERT, RUN).tokens == 15
+
+
+def test_what_a_verifier_found_outlives_the_groups_that_are_pruned(tmp_path):
+    now = [100.0]
+    with Ledger(tmp_path / "ledger", clock=lambda: now[0]) as ledger:
+        for n in (1, 2, 3):
+            ledger.verdict(verdict(entry(n, version=n)), entry(n, version=n))
+            now[0] += 1
+        ledger.prune(102.0)
+        assert ledger.found_by(VERIFIERS[0], ANNA, RUN) == Found(11 + 12 + 13, 3, 0, 102.0)
 
 
 def test_credit_is_also_told_for_one_run(ledger):

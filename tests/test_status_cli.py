@@ -325,6 +325,9 @@ def test_nothing_is_forgotten_under_a_node_that_does_not_leave(tmp_path):
         ({"verdicts": {"honest": 1200}}, "working", "verdicts: 1,200 honest"),
         ({"verdicts": {}}, "working", "verdicts: none yet"),
         ({"credit": {"tokens": 5000, "groups": 12, "admitted": 30, "condemned": 1}}, "working", "5,000 verified tokens in 12 groups, 30 more groups accepted, 1 condemned"),
+        ({"credit": {"tokens": 50, "groups": 2, "admitted": 3, "attested": {"tokens": 20_480, "groups": 160, "learnt": 4}}}, "working", "20,480 verified tokens in 160 groups, as a verifier attests (counted here: 50 verified tokens in 2 groups, 3 more groups accepted)"),
+        ({"credit": {"tokens": 50, "groups": 2, "admitted": 3, "attested": {"tokens": 50, "groups": 2, "learnt": 5}}}, "working", "credit: 50 verified tokens in 2 groups, 3 more groups accepted"),
+        ({"credit": {"tokens": 0, "groups": 0, "admitted": 0, "attested": {"tokens": 0, "groups": 0, "learnt": 200}}}, "working", "0 more groups accepted, 200 groups learnt from, as a trainer attests"),
     ],
 )  # fmt: skip
 def test_each_state_has_its_words(progress, phase, says):

@@ -1,7 +1,7 @@
 """What a sampler's groups came to: its own ledger, of what it made, what receipts said, and what verifiers found.
 
-It is written from what this node hears and can prove, and outlives it on disk. What others hold under its key, in ledgers of
-their own, nobody is asked. It knows no engine and no pace.
+It is written from what this node hears and can prove, and outlives it on disk. What others keep under its key, `attested` knows,
+and stands beside it. It knows no engine and no pace.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import trio
 from echo_node.ledger import Entry, Ledger
 from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
 from echo_node.run import Run
+from echo_node.sampler.attested import Attested
 from protocol import (
     Envelope,
     Identity,
@@ -45,22 +46,26 @@ async def open_crediting(
         yield None
         return
     with Ledger(folder / "ledger.sqlite") as ledger:
-        yield Crediting(run, identity, ledger)
+        yield Crediting(run, identity, ledger, Attested(run, identity, folder / "attested"))
 
 
 class Crediting:
-    """One sampler's account in one run."""
+    """One sampler's account in one run, and what others attest of it."""
 
-    def __init__(self, run: Run, identity: Identity, ledger: Ledger) -> None:
+    def __init__(
+        self, run: Run, identity: Identity, ledger: Ledger, attested: Attested | None = None
+    ) -> None:
         self._run = run
         self._sampler = identity.public
         self._ledger = ledger
+        self._attested = attested
         self._credit = ledger.credit(self._sampler, run.id)
         self._changed = trio.Event()
 
     def status(self) -> dict[str, Any]:
         """Verified tokens and their groups, groups that were taken and not judged, and what came to nothing."""
-        return dataclasses.asdict(self._credit)
+        others = {} if self._attested is None else {"attested": self._attested.status()}
+        return {**dataclasses.asdict(self._credit), **others}
 
     async def made(self, sealed: Sequence[bytes], head: Opened[WeightsHead]) -> None:
         """Groups were drawn under this head, and are about to be sent."""
@@ -89,6 +94,8 @@ class Crediting:
         """Hear verdicts and keep the sums, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sum_up)
+            if self._attested is not None:
+                nursery.start_soon(self._attested.work, network)
             topic = topics.topic(self._run.id, topics.VERDICTS)
             async with network.subscribe(topic, self._look_at) as inbox:
                 async for message in inbox:

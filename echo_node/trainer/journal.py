@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from echo_node.attesting import Sums
 from echo_node.errors import StoreError, boundary
 from echo_node.net.outbox.durable import DurableFile, Kind, open_durable
+from echo_node.trainer import tallying
 from protocol import Opened, TrajectoryGroup, limits
 
 BATCHES_KEPT: Final = 100_000
@@ -263,6 +265,10 @@ class TrainingJournal:
         rows = await self._rows("SELECT id, state, why FROM groups ORDER BY seq")
         return {row[0]: names.get(row[1], row[2]) for row in rows}
 
+    async def sums(self, sampler: bytes) -> Sums:
+        """What became of a sampler's groups, ever since they are counted."""
+        return await self._file.transact(lambda file: tallying.sums(file, sampler))
+
     async def join(self, key: bytes, sealed: bytes) -> None:
         """A sampler has joined; the last join of a key counts."""
         row = (key, sealed)
@@ -295,6 +301,7 @@ class TrainingJournal:
             for table, column, kind in _ADDED:
                 if column not in {row[1] for row in file.execute(f"PRAGMA table_info({table})")}:
                     file.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
+            tallying.begin(file)
             file.execute("INSERT INTO run SELECT ? WHERE NOT EXISTS (SELECT 1 FROM run)", (run,))
             found: bytes = file.execute("SELECT id FROM run").fetchone()[0]
             return found

@@ -16,6 +16,7 @@ from echo_node.net.blobs.download import DownloadSettings
 from echo_node.net.blobs.holders import Want
 from echo_node.net.meeting.exchange import Exchange
 from echo_node.net.meeting.places import Scope
+from echo_node.sampler.attested import Attested
 from echo_node.sampler.posting import Post
 from echo_node.terms.electing import Candidate
 from echo_node.terms.lease import Lease
@@ -24,6 +25,8 @@ from echo_node.trainer.asking import SequentialSource
 from echo_node.weights.hearing import Hearing
 from echo_node.weights.pull import Puller
 from protocol import (
+    CreditRefusal,
+    CreditStatement,
     GrantsAnswer,
     HeadsAnswer,
     PeerPlace,
@@ -42,13 +45,14 @@ from tests.fuzz.role_targets import (
     GROUPS,
     RECEIPTS,
     Cast,
+    Signers,
     batched,
     group_seeds,
     receipt_seeds,
     role_target,
     sealed,
 )
-from tests.fuzz.stage import ROSTER, SAMPLER, STANDBY, STRANGER, TRAINER, VERIFIER, Desk, head, run
+from tests.fuzz.stage import ROSTER, SAMPLER, STANDBY, STRANGER, TRAINER, VERIFIER, Desk, head, run, signed
 from tests.fuzz.term_targets import grant, vote
 
 BLOB: Final = b"a blob of some bytes" * 20
@@ -162,6 +166,38 @@ async def _delivered(cast_: Cast, data: bytes) -> None:
     await post._hear(TRAINER.public, sealed(data, RECEIPTS))
 
 
+CREDITS: Final[Signers] = (
+    (CreditStatement.KIND, VERIFIER),
+    (CreditStatement.KIND, TRAINER),
+    (CreditStatement.KIND, STRANGER),
+)
+
+
+async def _credit(cast_: Cast, data: bytes) -> None:
+    """A verifier's answer, whoever has signed it."""
+    account = Attested(run(), SAMPLER, cast_.folder / "attested")
+    try:
+        await account.ask(Desk(SAMPLER, answer=_saying(sealed(data, CREDITS))), VERIFIER.public)
+    finally:
+        assert {each["role"] for each in account.status()["by"]} <= {"verifier"}, "somebody else is believed"
+
+
+def _credit_seeds() -> list[bytes]:
+    told = CreditStatement(
+        at_ms=2_000,
+        condemned=1,
+        learnt=3,
+        refused=(CreditRefusal("stale", 2),),
+        sampler=SAMPLER.public,
+        since_ms=1_000,
+        tokens=99,
+        verified=4,
+    )
+    return [bytes([which]) + encode(told) for which in (1, 2, 3)] + [
+        b"\0" + signed(CreditStatement.KIND, encode(told), VERIFIER)
+    ]
+
+
 def _ballots() -> list[bytes]:
     ballot = cast(vote(), VERIFIER, run().id)
     return [
@@ -200,4 +236,5 @@ TARGETS: Final = [
         "rollout-answer", "echo_node.trainer.asking.SequentialSource.next_batch", _rollouts, group_seeds
     ),
     role_target("receipt-answer", "echo_node.sampler.posting.Post", _delivered, receipt_seeds),
+    role_target("credit-answer", "echo_node.sampler.attested.Attested.ask", _credit, _credit_seeds),
 ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+from echo_node.attesting import attest
 from echo_node.errors import PeerError
 from echo_node.introducing import introduce
 from echo_node.net.meeting.exchange import Exchange
@@ -133,6 +134,7 @@ _STREAMS: Final = (
     topics.GRANTS_STREAM,
     topics.MANIFEST_STREAM,
     topics.PEERS_STREAM,
+    topics.CREDIT_STREAM,
 )
 
 
@@ -147,7 +149,10 @@ async def _served(cast_: Cast, data: bytes) -> bool:
         lambda _peer: Scope.PUBLIC,
     )
     async with Offering(desk, cast_.store, port=port).serve(), introduce(desk, run().manifest):
-        with desk.serve(topics.PEERS_STREAM, exchange.answer, most=limits.PEERS_QUESTION_BYTES):
+        with (
+            desk.serve(topics.PEERS_STREAM, exchange.answer, most=limits.PEERS_QUESTION_BYTES),
+            attest(desk, SAMPLER, run().id, cast_.journal.sums),
+        ):
             return await desk.ask(stream, data[1:])
 
 
@@ -166,6 +171,7 @@ def _served_seeds() -> list[bytes]:
         encode(GrantsQuestion((head().id,), 1)),
         run().id,
         encode(PeersQuestion(8)),
+        run().id,
     ]
     return [bytes([which]) + each for which, each in enumerate(questions)]
 

@@ -96,6 +96,12 @@ function receipt({ accepted, refused }) {
   hold(distinct(ids), 'one group answered twice')
 }
 
+function creditStatement({ at_ms, refused, since_ms, tokens, verified }) {
+  hold(ascends(refused.map((refusal) => refusal.reason)), 'reasons out of order')
+  hold(since_ms <= at_ms, 'counted since a time that is yet to come')
+  hold(verified > 0 || tokens === 0, 'verified tokens of no group')
+}
+
 function weightsHead({ previous, routes, step, term, version }) {
   hold((version === 0) === equal(previous, ZERO), 'version 0, and no other, follows nothing')
   const bases = routes.map((route) => (route.base === null ? 'anchor' : toHex(route.base)))
@@ -138,6 +144,7 @@ export const RULES = {
   BlobRead: together(MOST_READ),
   BulkAsk: together(MOST_BULK),
   ChunkTable: chunkTable,
+  CreditStatement: creditStatement,
   GrantsAnswer: grantsAnswer,
   Layout: layout,
   Manifest: manifest,

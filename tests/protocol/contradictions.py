@@ -15,6 +15,7 @@ from protocol.tokens import pack_ids
 from protocol.weights import Ballot, Route, TensorEntry
 
 from .examples import (
+    CREDIT_STATEMENT,
     GRANT,
     GRANTS_ANSWER,
     HEAD,
@@ -114,6 +115,17 @@ CONTRADICTIONS: dict[str, Any] = {
     "one group accepted and refused": dataclasses.replace(
         RECEIPT, refused=(Refusal("stale", RECEIPT.accepted[:32]),)
     ),
+    # credit
+    "reasons of a statement out of order": dataclasses.replace(
+        CREDIT_STATEMENT, refused=CREDIT_STATEMENT.refused[::-1]
+    ),
+    "one reason of a statement twice": dataclasses.replace(
+        CREDIT_STATEMENT, refused=CREDIT_STATEMENT.refused[:1] * 2
+    ),
+    "an account since a time that is yet to come": dataclasses.replace(
+        CREDIT_STATEMENT, since_ms=CREDIT_STATEMENT.at_ms + 1
+    ),
+    "verified tokens of no group": dataclasses.replace(CREDIT_STATEMENT, verified=0),
     # weights
     "version 1 that follows nothing": _head(previous=ZERO),
     "version 0 that follows something": dataclasses.replace(HEAD_ZERO, previous=name("something")),

@@ -10,6 +10,8 @@ import numpy as np
 from protocol import (
     ChunkTable,
     Completion,
+    CreditRefusal,
+    CreditStatement,
     Delivery,
     Figures,
     Frame,
@@ -261,6 +263,16 @@ VERDICT = Verdict(
     reason="seed-replay",
     result="honest",
 )
+CREDIT_STATEMENT = CreditStatement(
+    at_ms=1_790_000_000_000,
+    condemned=1,
+    learnt=40,
+    refused=(CreditRefusal("forked-head", 2), CreditRefusal("stale", 7)),
+    sampler=SAMPLER.public,
+    since_ms=1_780_000_000_000,
+    tokens=12_345,
+    verified=50,
+)
 VOTE = TermVote(base=HEAD_ZERO_ID, leader=STANDBY.public, term=2)
 GRANT = TermGrant(
     ballots=tuple(
@@ -317,6 +329,7 @@ SEALED_TYPES = {
     "heartbeat": (HEARTBEAT, TRAINER, RUN),
     "receipt": (RECEIPT, TRAINER, RUN),
     "verdict": (VERDICT, VERIFIER, RUN),
+    "credit-statement": (CREDIT_STATEMENT, VERIFIER, RUN),
     "head": (HEAD, TRAINER, RUN),
     "vote": (VOTE, STANDBY, RUN),
     "rollout-request": (ROLLOUT_REQUEST, TRAINER, RUN),

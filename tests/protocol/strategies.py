@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from protocol import (
     ChunkTable,
     Completion,
+    CreditRefusal,
+    CreditStatement,
     Delivery,
     Frame,
     GrantsAnswer,
@@ -249,6 +251,26 @@ def receipts(draw: st.DrawFn) -> Receipt:
 
 
 @st.composite
+def statements(draw: st.DrawFn) -> CreditStatement:
+    since, at = sorted((draw(counters), draw(counters)))
+    verified = draw(counters)
+    return CreditStatement(
+        at_ms=at,
+        condemned=draw(counters),
+        learnt=draw(counters),
+        refused=tuple(
+            CreditRefusal(reason, draw(st.integers(1, 2**53 - 1)))
+            for reason in sorted(draw(st.sets(slugs, max_size=4)))
+        ),
+        sampler=draw(st.sampled_from(KEYS)),
+        since_ms=since,
+        tokens=draw(counters) if verified else 0,
+        verified=verified,
+        ext=draw(exts),
+    )
+
+
+@st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     names = draw(
         st.sets(
@@ -322,6 +344,7 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
     "heartbeat": independent(Heartbeat),
     "receipt": receipts(),
     "verdict": independent(Verdict),
+    "credit-statement": statements(),
     "head": heads(),
     "vote": independent(TermVote),
     "rollout-request": independent(RolloutRequest),

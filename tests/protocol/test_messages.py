@@ -25,6 +25,7 @@ def every_wire_type() -> dict[str, type]:
     found: dict[str, type] = {}
     for module in (
         "batch",
+        "credit",
         "delivery",
         "blob",
         "envelope",

@@ -37,6 +37,15 @@ export function hero({ node, run, progress, phase, totals, reach }) {
   put(at("hero-more"), more);
 }
 
+/** Verified tokens: this node's own count, or what a verifier attests, where that is more since the node began anew. */
+function credit(own) {
+  if (!isNumber(own?.tokens)) return [null, ""];
+  const attested = own.attested ?? {};
+  const more = isNumber(attested.tokens) && attested.tokens > own.tokens;
+  const { tokens, groups } = more ? attested : own;
+  return [short(tokens), `verified tokens in ${count(groups ?? 0, "group")}${more ? ", as a verifier attests" : ""}`];
+}
+
 export function tiles(state) {
   const { progress, totals, peers, run, steps } = state;
   const here = peers.filter((peer) => peer.connected && !peer.me).length;
@@ -45,7 +54,7 @@ export function tiles(state) {
   const found = [
     ["Reward", isNumber(progress.reward) ? decimal(progress.reward) : null, trend(progress.reward, before)],
     ["Accepted", isNumber(progress.accepted) ? short(progress.accepted) : null, sum(progress.refused) ? `${short(sum(progress.refused))} refused` : "none refused"],
-    ["Credit", isNumber(progress.credit?.tokens) ? short(progress.credit.tokens) : null, `verified tokens in ${count(progress.credit?.groups ?? 0, "group")}`],
+    ["Credit", ...credit(progress.credit)],
     ["Honest", progress.verdicts ? short(progress.verdicts.honest ?? 0) : null, count(dishonest(progress.verdicts), "forgery", "forgeries")],
     ["Version", isNumber(progress.version) ? whole(progress.version) : null, isNumber(progress.step) ? `step ${whole(progress.step)}` : isNumber(progress.engine_version) ? `the engine has ${whole(progress.engine_version)}` : "the newest here"],
     ["Tokens a second", isNumber(progress.tokens_per_second) ? short(progress.tokens_per_second) : null, totals.tokens ? `${short(totals.tokens)} learnt from` : "over the last seconds"],
