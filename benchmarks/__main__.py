@@ -2,6 +2,7 @@
 
     python -m benchmarks                 all of them: hours
     python -m benchmarks wire delta      these two
+    python -m benchmarks "convergence steps"    a part of one, which tells the figures of its other parts as they were
     python -m benchmarks --page          none: write README.md again from results.json
 
 A benchmark that fails leaves its last result as it was; the others go on, and the end is an error.
@@ -34,7 +35,7 @@ def main() -> None:
     options.add_argument("names", nargs="*", help=f"of {', '.join(BENCHMARKS)}; all of them otherwise")
     options.add_argument("--page", action="store_true", help="run nothing, write README.md")
     given = options.parse_args()
-    if unknown := set(given.names) - set(BENCHMARKS):
+    if unknown := {each.partition(" ")[0] for each in given.names} - set(BENCHMARKS):
         options.error(
             f"no benchmark is called {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}"
         )
@@ -44,16 +45,17 @@ def main() -> None:
         raise SystemExit(f"without a result: {', '.join(failed)}")
 
 
-def measure(name: str) -> bool:
+def measure(wanted: str) -> bool:
     """Run one and keep its figures at once, so that whoever breaks off loses one at most."""
+    name, *words = wanted.split()
     load, began = os.getloadavg()[0], time.monotonic()
-    print(f"== {name} (about {BENCHMARKS[name].minutes:g} min on two quiet cores)", flush=True)
-    figures = run(name)
+    print(f"== {wanted} (about {BENCHMARKS[name].minutes:g} min on two quiet cores)", flush=True)
+    figures = run(name, *words)
     if figures is None:
         return False
     found = Result(
         figures=figures,
-        command=f"python -m benchmarks.{name}",
+        command=" ".join((f"python -m benchmarks.{name}", *words)),
         date=dt.datetime.now(dt.UTC).date().isoformat(),
         seconds=round(time.monotonic() - began, 1),
         load=round(load, 2),
@@ -63,11 +65,14 @@ def measure(name: str) -> bool:
     return True
 
 
-def run(name: str) -> dict[str, Any] | None:
+def run(name: str, *words: str) -> dict[str, Any] | None:
     """What a benchmark's last line says. Everything that it prints is passed on."""
     last = ""
     with subprocess.Popen(
-        [sys.executable, "-m", f"benchmarks.{name}"], stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        [sys.executable, "-m", f"benchmarks.{name}", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
     ) as child:
         assert child.stdout is not None
         for line in child.stdout:
