@@ -158,11 +158,13 @@ def _tolerance(engine: str, d_mean: float, d_most: float, z_mean: float, z_most:
 
 
 ENGINES: Final = (
-    _tolerance("llama/f16", d_mean=3e-4, d_most=0.012, z_mean=0.003, z_most=0.06),
+    _tolerance("llama/f16", d_mean=3e-4, d_most=0.019, z_mean=0.003, z_most=0.08),
     _tolerance("llama/f32", d_mean=1e-5, d_most=1e-3, z_mean=1e-4, z_most=1e-2),
     _tolerance("torch/f32", d_mean=1e-5, d_most=1e-3, z_mean=1e-4, z_most=1e-2),
 )
-"""Who may sample unless the author says otherwise: classes too narrow to hide a cheat in, at two to three times the worst of 12,000 honest tokens."""
+"""Who may sample unless the author says otherwise: classes too narrow to hide a cheat in. A single token may be farther off than
+any of a million honest positions of the embedded model could be, at versions up to 300, where the tail is longer than at the
+beginning."""
 
 
 NOBODY_CHECKS: Final = Verification(policy="self", quorum=1, share=0.0)

@@ -1,7 +1,9 @@
 """How much evidence is still honest: the bands of an engine class, for any number of tokens.
 
 The manifest says, per class, what the mean of 64 tokens may be and what a single token may be. Fewer tokens scatter more
-and many scatter less, so the band narrows as evidence of a peer adds up. It knows no group and no peer.
+and many scatter less, so the band narrows as evidence of a peer adds up. One token that is within its own reach is honest
+however few there are beside it: nearly all of an honest engine's distance lies in such single tokens. It knows no group and
+no peer.
 """
 
 from __future__ import annotations
@@ -59,12 +61,16 @@ class Bands:
                 f"a token lies {found.d_most:.3g} (scaled {found.z_most:.3g}) from its luck,"
                 f" and {told.d_most:.3g} ({told.z_most:.3g}) is the most",
             )
-        for name, mean, most in (("", found.d_mean, told.d_mean), ("scaled ", found.z_mean, told.z_mean)):
-            if mean > part * most:
+        for name, mean, usual, single in (
+            ("", found.d_mean, told.d_mean, told.d_most),
+            ("scaled ", found.z_mean, told.z_mean, told.z_most),
+        ):
+            most = max(part * usual, single / found.tokens)
+            if mean > most:
                 return Breach(
                     "luck-not-its-own",
                     f"{found.tokens} tokens lie {mean:.3g} {name}from their luck in the mean,"
-                    f" and {part * most:.3g} is the most",
+                    f" and {most:.3g} is the most",
                 )
         if self.wide and found.contrast > CONTRAST * part * told.d_mean:
             return Breach("wrong-temperature", f"another temperature is nearer by {found.contrast:.3g}")

@@ -50,6 +50,23 @@ def test_the_band_is_the_manifests_for_64_tokens_and_narrows_with_more():
     assert bands.breach(of(6400, 0.5 * F16.d_mean)).reason == "luck-not-its-own"
 
 
+def test_one_token_within_its_reach_is_honest_however_few_there_are_beside_it():
+    bands = Bands(F16)
+    far, far_scaled = 0.99 * F16.d_most, 0.99 * F16.z_most
+    for tokens in range(1, 64):
+        alone = Evidence(tokens, d_sum=far, d_most=far, z_sum=far_scaled, z_most=far_scaled)
+        assert bands.breach(alone) is None
+        if tokens > 1:
+            two = Evidence(tokens, d_sum=2 * far, d_most=far)
+            assert bands.breach(two).reason == "luck-not-its-own"
+            two = Evidence(
+                tokens,
+                z_sum=max(2 * far_scaled, 1.01 * tokens * bands.part(tokens) * F16.z_mean),
+                z_most=far_scaled,
+            )
+            assert bands.breach(two).reason == "luck-not-its-own"
+
+
 def test_each_figure_has_its_own_reason():
     bands = Bands(F16)
     assert bands.breach(of(64, d_most=2 * F16.d_most)).reason == "token-out-of-reach"
