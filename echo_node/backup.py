@@ -40,6 +40,8 @@ _LINE: Final = 10
 _LINES: Final = _BYTES // _LINE
 _CHARACTERS: Final = 20
 _DIGITS: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_DASHES: Final = re.compile("[\u2010-\u2015\u2212\uff0d]")
+"""What word processors make of a hyphen."""
 _LOOKS_LIKE: Final = str.maketrans("OIL", "011")
 
 
@@ -113,6 +115,7 @@ def check_passphrase(passphrase: str) -> None:
 def _parsed(text: str) -> tuple[bytes, str]:
     if len(text) > MOST_CHARACTERS:
         raise ConfigError("this is too long for a backup of a key", advice=f"it begins with {TITLE}")
+    text = _DASHES.sub("-", text)
     title = re.search(r"ECHO[\s-]*NODE\s+KEY\s+BACKUP\s+(\S+)", text, re.IGNORECASE)
     if title is None:
         raise ConfigError("this is no backup of a key", advice=f"it begins with {TITLE}")

@@ -17,7 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from echo_node.errors import ConfigError, boundary
 
 M = TypeVar("M", bound=BaseModel)
-_PROBLEMS = {"missing": "{name} is missing", "extra_forbidden": "there is no setting {name}"}
+_PROBLEMS = {
+    "missing": "{name} is missing",
+    "extra_forbidden": "there is no setting {name}",
+    "model_type": "{name} is a table, and not {given}",
+    "dict_type": "{name} is a table, and not {given}",
+}
+_MOST_CHARACTERS = 1_000_000
+"""Of a TOML file. A device has no end."""
 
 
 class DemoConfig(BaseModel):
@@ -50,7 +57,7 @@ def load_config(model: type[M], file: Path | None = None, overrides: Sequence[st
     told: dict[str, Any] = {}
     if file is not None:
         with boundary(ConfigError, f"reading {file}", advice="it must be a TOML file"):
-            told = tomllib.loads(file.read_text("utf-8"))
+            told = tomllib.loads(_text(file))
     for word in overrides:
         _set(told, word)
     told |= {name: value for name, value in given.items() if value is not None}
@@ -60,7 +67,9 @@ def load_config(model: type[M], file: Path | None = None, overrides: Sequence[st
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         where = f"{file}: " if file is not None else ""
-        what = _PROBLEMS.get(first["type"], "{name}: {msg}").format(name=name, msg=first["msg"])
+        what = _PROBLEMS.get(first["type"], "{name}: {msg}").format(
+            name=name, msg=first["msg"], given=repr(first["input"])[:40]
+        )
         raise ConfigError(f"{where}{what}", advice=_known(model, first["loc"][:-1])) from None
 
 
@@ -98,6 +107,15 @@ def no_color() -> bool:
     return bool(os.environ.get("NO_COLOR"))
 
 
+def _text(file: Path) -> str:
+    """The file, with or without the mark that some editors put in front."""
+    with file.open(encoding="utf-8-sig") as opened:
+        text = opened.read(_MOST_CHARACTERS + 1)
+    if len(text) > _MOST_CHARACTERS:
+        raise ConfigError(f"{file} is too long for settings", advice="is it the file that you mean?")
+    return text
+
+
 def _known(model: type[BaseModel], tables: Sequence[int | str]) -> str:
     """What a person may write there."""
     for table in tables:
@@ -121,15 +139,17 @@ def _set(told: dict[str, Any], word: str) -> None:
             f"--set takes name=value, not {word!r}",
             advice="such as steps=5; table.name=5 for what is in a table",
         )
-    with boundary(ConfigError, f"reading --set {word!r}"):
+    with boundary(ConfigError, f"reading --set {word!r}", advice="write it in UTF-8"):
         word.encode()  # half a character is in nobody's alphabet
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        (value,) = tomllib.loads(f"value = {text}").values()
     except (ValueError, RecursionError):  # not TOML, or a number or nesting without end
         value = text
     *tables, name = path.split(".")
     for table in tables:
         told = told.setdefault(table, {})
         if not isinstance(told, dict):
-            raise ConfigError(f"--set {word}: {table} is a value, not a table")
+            raise ConfigError(
+                f"--set {word}: {table} is a value, not a table", advice=f"write {table}=… for all of it"
+            )
     told[name] = value

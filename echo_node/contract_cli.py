@@ -135,7 +135,7 @@ def _param(word: str) -> tuple[str, Any]:
 
     name, equals, text = word.partition("=")
     if not equals or not name:
-        raise ConfigError(f"--param takes name=value, not {word!r}")
+        raise ConfigError(f"--param takes name=value, not {word!r}", advice="such as digits=7")
     try:
         return name, tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

@@ -42,7 +42,7 @@ def restore(file: Path, identity: Identity, *, replace: bool) -> Path | None:
     """Put a key back where it was. Another one that is there is kept under another name, which is returned; and only if
     it may be replaced.
     """
-    with boundary(StoreError, f"writing the key {file}"):
+    with boundary(StoreError, f"writing the key {file}", advice="is there room, and may you write there?"):
         there = file.exists()
         if there and file.read_bytes() == identity.seed:
             file.chmod(0o600)

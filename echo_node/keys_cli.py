@@ -86,7 +86,10 @@ def keep_backup(place: StateFolder, out: Path | None, passphrase_file: Path | No
     if out is None:
         typer.echo(text, nl=False)
     else:
-        with boundary(StoreError, f"writing {out}"), _new_file(out) as file:
+        with (
+            boundary(StoreError, f"writing {out}", advice="give --out a new name, in a folder of yours"),
+            _new_file(out) as file,
+        ):
             file.write(text)
         typer.echo(f"the backup of {identity.peer_id} is in {out}: print it, or keep it on another machine")
     place.note_backup(identity.peer_id)

@@ -6,6 +6,7 @@ Commands import their rooms when they run.
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -156,7 +157,7 @@ def link(
             "a link says where to knock, and no address is known",
             advice="give a seed's, or this node's own, with --seed; or make the link while the node runs",
         )
-    with boundary(ConfigError, "making a link"):
+    with boundary(ConfigError, "making a link", advice="give other addresses with --seed"):
         made = Link(
             addresses=known_addresses,
             head=tip.id,
@@ -176,7 +177,8 @@ def open_(run: Named, *, state: State = None) -> None:
     from echo_node.node import OPEN
 
     manifest, folder = _own(run, state)
-    (folder / OPEN).touch()
+    with _marking(folder / OPEN):
+        (folder / OPEN).touch()
     typer.echo(f"{manifest.message.name} is open: while its trainer runs, anybody may find it")
 
 
@@ -186,8 +188,15 @@ def close(run: Named, *, state: State = None) -> None:
     from echo_node.node import OPEN
 
     manifest, folder = _own(run, state)
-    (folder / OPEN).unlink(missing_ok=True)
+    with _marking(folder / OPEN):
+        (folder / OPEN).unlink(missing_ok=True)
     typer.echo(f"{manifest.message.name} is closed: only who has its link or its id finds it")
+
+
+def _marking(mark: Path) -> AbstractContextManager[None]:
+    from echo_node.errors import StoreError, boundary
+
+    return boundary(StoreError, f"marking the run in {mark}", advice="may you write there?")
 
 
 def _check_algorithm(manifest: Manifest) -> None:

@@ -40,7 +40,8 @@ from protocol.manifest import EngineTolerance, Sampling, Sync, Verification
 MANIFEST: Final = "manifest"
 RUN_FILE: Final = "run.toml"
 EMBEDDED: Final = "embedded"
-_STRICT: Final = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+_STRICT: Final = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+"""`true` is no number, and neither is a number in quotes: what is sealed is what was written."""
 
 
 class SamplingTable(BaseModel):
@@ -97,7 +98,7 @@ class RunFile(BaseModel):
 
     model_config = _STRICT
 
-    name: str = Field(min_length=1, max_length=limits.NAME_BYTES)
+    name: str = Field(pattern=r"\S", max_length=limits.NAME_BYTES)
     model: str = EMBEDDED
     """`embedded`, or what `echo-node engines --model` takes."""
     contract: str = "digits-reverse@1"
@@ -123,6 +124,11 @@ def read_run_file(file: Path, changes: Sequence[str] = ()) -> RunFile:
 def new_run(told: RunFile, author: Identity, *, nonce: bytes | None = None) -> bytes:
     """The sealed manifest of a run."""
     name, _, version = told.contract.partition("@")
+    if not name or not version:
+        raise ConfigError(
+            f"contract: {told.contract!r} is no name with a version",
+            advice="write both, such as digits-reverse@1: echo-node contract list",
+        )
     contract = load(name, version, told.params)
     sync = Sync(
         async_from=told.sync.async_from if told.sync.mode == "async" else None,

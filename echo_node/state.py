@@ -30,7 +30,7 @@ FORMAT: Final = 1
 MIGRATIONS: Final[Mapping[int, Callable[[Path], None]]] = {}
 """What brings a folder from format n to n + 1. Each may be cut off anywhere, and is then run again from its beginning."""
 _ADVICE: Final = "give another folder with --state"
-_BEFORE_FORMAT: Final = frozenset({"key", "lock"})
+_BEFORE_FORMAT: Final = frozenset({"format", "key", "lock"})
 """What may be in a folder that is not marked yet."""
 _TRIES: Final = 5
 
@@ -134,7 +134,7 @@ def is_in_use(path: Path) -> bool:
 def format_of(path: Path) -> int | None:
     """The format of the state in this folder; None if there is none yet. It makes nothing there."""
     with boundary(StoreError, f"looking at {path}", advice=_ADVICE):
-        if (path / "format").exists():
+        if not _is_unmarked(path):
             return _format(path, FORMAT)
         if path.exists() and any(each.name not in _BEFORE_FORMAT for each in path.iterdir()):
             raise StoreError(f"{path} holds something else than a node's state", advice=_ADVICE)
@@ -146,7 +146,9 @@ def migrate(
 ) -> None:
     """Bring the folder to the newest format, a step at a time. Whatever ends it, the next start goes on from there."""
     for number in range(_format(path, newest), newest):
-        with boundary(StoreError, f"bringing {path} from the format {number} to {number + 1}"):
+        with boundary(
+            StoreError, f"bringing {path} from the format {number} to {number + 1}", advice=_ADVICE
+        ):
             table[number](path)
             draft = path / "format.new"
             draft.write_text(f"{number + 1}\n")
@@ -156,13 +158,30 @@ def migrate(
 def _begun(path: Path) -> int:
     """The format of the folder, which is made and marked if there is none."""
     with boundary(StoreError, f"opening {path}", advice=_ADVICE):
+        if path.is_symlink() and not path.exists():
+            raise StoreError(f"{path} is a link that leads nowhere", advice=f"mend it, or {_ADVICE}")
+        if path.exists() and not path.is_dir():
+            raise StoreError(f"{path} is no folder", advice=_ADVICE)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        mark = path / "format"
-        if not mark.exists():
+        if _is_unmarked(path):
             if any(each.name not in _BEFORE_FORMAT for each in path.iterdir()):
                 raise StoreError(f"{path} holds something else than a node's state", advice=_ADVICE)
-            mark.write_text(f"{FORMAT}\n")
+            _mark(path / "format")
         return _format(path, FORMAT)
+
+
+def _is_unmarked(path: Path) -> bool:
+    """Whether its format is not written down yet. An empty mark is one for which the disk, or the power, did not last."""
+    mark = path / "format"
+    return not mark.exists() or (mark.is_file() and not mark.stat().st_size)
+
+
+def _mark(mark: Path) -> None:
+    """On disk before anything else is there, so that whatever cuts it off, the next start finds a folder that is new."""
+    with mark.open("w") as file:
+        file.write(f"{FORMAT}\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _format(path: Path, newest: int) -> int:

@@ -30,7 +30,7 @@ def show_log(
     folder: Folder,
     *,
     manifest: ManifestFile = None,
-    last: Annotated[int, typer.Option(help="Show so many of the newest versions; 0 for all.")] = 20,
+    last: Annotated[int, typer.Option(min=0, help="Show so many of the newest versions; 0 for all.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each version.")] = False,
 ) -> None:
     """The chain as this node took it, oldest first. A running node is not disturbed."""
@@ -124,7 +124,10 @@ def provenance(
     head = next((each for each in heads if each.message.version == version), None)
     if head is None:
         newest = heads[-1].message.version if heads else None
-        raise StoreError(f"there is no version {version} here; the newest is {newest}")
+        raise StoreError(
+            f"there is no version {version} here; the newest is {newest}",
+            advice=f"echo-node weights log {folder / 'weights'} lists them",
+        )
     rows = [
         {
             "group": each.id.hex(),

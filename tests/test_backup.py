@@ -55,8 +55,20 @@ def test_it_shows_whose_it_is_and_nothing_of_the_key():
         re.sub(r"(?m)^\d: ", "", PRINTED).replace("-", "-\n").replace("ECHO-\nNODE", "ECHO-NODE"),
         "\n".join([*lines_of(PRINTED)[:2], *reversed(lines_of(PRINTED)[2:])]),
         "kept since spring\n\n" + PRINTED.replace("\n", "\n\n") + "\n",
+        PRINTED.replace("-", "\N{EN DASH}"),
     ],
-    ids=["printed", "small", "spaces", "letters", "breaks", "unnumbered", "wrapped", "turned", "noted"],
+    ids=[
+        "printed",
+        "small",
+        "spaces",
+        "letters",
+        "breaks",
+        "unnumbered",
+        "wrapped",
+        "turned",
+        "noted",
+        "dashes",
+    ],
 )
 def test_it_comes_back_however_it_is_typed(typed):
     assert read_backup(typed, PASSPHRASE).seed == ALICE.seed

@@ -117,6 +117,14 @@ def test_a_file_that_is_no_toml_is_said_so(file, text):
     assert "TOML" in told
 
 
+def test_a_file_of_an_editor_that_marks_its_utf_8_is_read(file):
+    assert load_config(DemoConfig, file("\ufeffsteps = 5\n")).steps == 5
+
+
+def test_what_follows_the_value_of_set_is_not_dropped():
+    assert "steps" in refusal(None, ["steps=5\nseed=7"])
+
+
 def test_a_file_that_is_not_there_or_is_none_is_said_so(tmp_path):
     assert "nowhere.toml" in refusal(tmp_path / "nowhere.toml")
     assert "reading" in refusal(tmp_path)

@@ -257,6 +257,9 @@ def test_a_node_that_only_just_starts_is_not_said_to_be_missing(tmp_path):
     [
         (b"hello\n", "is no node"),
         (b"[]\n", "is no node"),
+        (b"{}\n", "is no node"),
+        (b'{"snapshot": null}\n', "is no node"),
+        (b"[" * 50_000 + b"\n", "is no node"),
         (b'{"snapshot": {"format": 99}}\n', "another version of echo-node"),
         (b'{"snapshot": {"for', "hung up"),
         (b"", "hung up"),

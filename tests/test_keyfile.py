@@ -90,13 +90,25 @@ def test_a_step_that_was_cut_off_is_made_again(tmp_path):
     assert (tmp_path / "format").read_text() == "3\n"
 
 
-@pytest.mark.parametrize("told", ["2", "0", "-1", "one", "", "9" * 5000])
+@pytest.mark.parametrize("told", ["2", "0", "-1", "one", "\n", "9" * 5000])
 def test_a_format_that_is_not_ours_is_left_alone(tmp_path, told):
     (tmp_path / "format").write_text(told)
     for look in (prepared, lambda path: opened(path).__enter__()):
         with pytest.raises(StoreError, match="run the echo-node that wrote it"):
             look(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["format"]
+
+
+def test_a_mark_that_a_full_disk_left_empty_is_written_again(tmp_path):
+    (tmp_path / "format").touch()
+    identity = prepared(tmp_path).identity()
+    (tmp_path / "format").write_text("")
+    assert prepared(tmp_path).identity().peer_id == identity.peer_id
+    assert (tmp_path / "format").read_text() == "1\n"
+    (tmp_path / "format").write_text("")
+    (tmp_path / "novel.txt").touch()
+    with pytest.raises(StoreError, match="holds something else"):
+        prepared(tmp_path)
 
 
 def test_who_only_looks_keeps_nobody_out(tmp_path):

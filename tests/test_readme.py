@@ -203,6 +203,13 @@ def test_every_command_of_the_readme_is_run_by_a_test():
         assert f"def {name}" in (ROOT / file).read_text(), test
 
 
+def test_a_new_contract_is_where_the_readme_installs_it_from(tmp_path):
+    new, install, *_ = commands("Write a reward contract")
+    author = Person(tmp_path / "author")
+    author.types(new)
+    assert (author.home / install.split()[-1] / "pyproject.toml").is_file()
+
+
 def test_every_picture_and_example_that_the_readme_shows_is_there():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("http") or (ROOT / target).exists(), target

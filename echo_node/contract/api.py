@@ -108,7 +108,10 @@ class Params:
         return self._given.get(name, default)
 
     def _bad(self, name: str, value: object, wanted: str) -> ContractError:
-        return ContractError(f"{self._contract}: parameter {name!r} is {wanted}, not {value!r}")
+        return ContractError(
+            f"{self._contract}: parameter {name!r} is {wanted}, not {value!r}",
+            advice="give it another value, or leave it out for its default",
+        )
 
 
 class Contract(ABC):

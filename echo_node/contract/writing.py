@@ -37,7 +37,7 @@ def write_contract(name: str, folder: Path) -> list[Path]:
         f"{words['@module@']}.py": _CONTRACT,
         f"test_{words['@module@']}.py": _TEST,
     }
-    with boundary(ConfigError, f"writing {folder}"):
+    with boundary(ConfigError, f"writing {folder}", advice="give another with --folder"):
         folder.mkdir(parents=True)
         for file, text in texts.items():
             (folder / file).write_text(_filled(text, words), "utf-8")

@@ -102,14 +102,13 @@ def _lines(lines: BufferedRWPair) -> Iterator[bytes]:
 def _read(folder: Path, line: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(line)
-        said: dict[str, Any] = answer.get("snapshot", answer)
-        error = answer.get("error")
-    except (ValueError, AttributeError):
-        raise StoreError(
-            f"what listens on {folder} is no node", advice="give its folder by --state"
-        ) from None
-    if error is not None:
-        raise StoreError(f"the node on {folder} declines: {error}")
+    except (ValueError, RecursionError):
+        answer = None
+    said = answer.get("snapshot", answer) if isinstance(answer, dict) else None
+    if not isinstance(said, dict) or not answer.keys() & {"snapshot", "done", "error"}:
+        raise StoreError(f"what listens on {folder} is no node", advice="give its folder by --state")
+    if (error := answer.get("error")) is not None:
+        raise StoreError(f"the node on {folder} declines: {error}", advice="try again in a moment")
     if "snapshot" in answer and said.get("format") != FORMAT:
         raise StoreError(
             f"the node on {folder} is another version of echo-node",

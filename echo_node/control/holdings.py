@@ -69,7 +69,7 @@ class Holdings:
 
 def look_into(path: Path) -> Holdings:
     """What is there. It makes nothing, and needs no lock."""
-    with boundary(StoreError, f"looking into {path}"):
+    with boundary(StoreError, f"looking into {path}", advice="may you read it?"):
         runs = tuple(_held(folder) for folder in _folders(path / "runs"))
         whose = _peer_id(path / "key")
         mark = path / "backed-up"
@@ -119,7 +119,7 @@ def _chosen_run(path: Path, wanted: str | None) -> str:
 
 def forget(path: Path, what: Forgetting, run: str | None = None) -> int:
     """Remove it, and say how many bytes that freed. Nobody may run on the folder meanwhile."""
-    with opened(path), boundary(StoreError, f"removing {what} in {path}"):
+    with opened(path), boundary(StoreError, f"removing {what} in {path}", advice="may you write there?"):
         before = _weigh(path)
         if what == "everything":
             for each in sorted(path.iterdir()):
