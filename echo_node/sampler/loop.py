@@ -24,7 +24,7 @@ from echo_node.net.outbox.outbox import Outbox
 from echo_node.pausing import Gate
 from echo_node.run import Run
 from echo_node.sampler.crediting import Crediting
-from echo_node.sampler.joining import Joining
+from echo_node.sampler.joining import SETTLE_SECONDS, Joining
 from echo_node.sampler.keeping_up import KeepingUp
 from echo_node.sampler.pacing import Pacing
 from echo_node.sampler.posting import Post
@@ -55,7 +55,7 @@ TRIES: Final = 3
 """How often slots are filled with an engine that dies over them."""
 WRONG_ENGINE: Final = "wrong-engine"
 RETRY_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before a version is tried again that could not be sampled; a newer one is tried at once."""
+"""Before a version is tried again that could not be sampled. A newer one is tried at once, and whoever comes is asked soon."""
 
 
 class SamplerLoop:
@@ -114,6 +114,10 @@ class SamplerLoop:
         self._keeping_up = KeepingUp(run.told.sync.staleness)
         self.tokens = Rate()
         """Tokens generated, by the second."""
+        self._met = 0
+        """How often somebody came."""
+        self._news = trio.Event()
+        """Somebody came, or there is another head."""
 
     def status(self) -> dict[str, Any]:
         """How it goes, in plain numbers."""
@@ -151,6 +155,7 @@ class SamplerLoop:
                 await self._post.start()
                 nursery.start_soon(self._post.run)
                 nursery.start_soon(self._keep_pace)
+                nursery.start_soon(self._meet)
                 nursery.start_soon(self._read, receipts)
                 nursery.start_soon(self._joining.keep)
                 nursery.start_soon(self._push)
@@ -175,6 +180,17 @@ class SamplerLoop:
             if before is not None and before.message.term != head.message.term:
                 self._joining.doubt()
             self._keeping_up.heard(head.message.step, trio.current_time())
+            self._tell()
+
+    async def _meet(self) -> None:
+        async with self._network.watch() as events:
+            async for event in events:
+                self._met += event.joined
+                self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
 
     async def _fill(
         self, head: Opened[WeightsHead], slots: range, news: Callable[[], Update | None] = no_news
@@ -235,6 +251,7 @@ class SamplerLoop:
                 continue
             if head is None or head.id != tip.id:
                 head, slot = tip, self._post.next_slot(tip.id)
+            met = self._met
             try:
                 began = trio.current_time()
                 async with self._in_flight(head) as news:
@@ -246,14 +263,21 @@ class SamplerLoop:
                 version = head.message.version
                 log.warning("version %d cannot be sampled, next try in %.0f s: %s", version, pause, error)
                 with trio.move_on_after(pause * (0.75 + 0.5 * self._jitter.random())):
-                    await self._chain.wait_for_newer(
-                        head.id
-                    )  # whoever has this one may come back before there is another
+                    await self._wait_for_a_chance(head.id, met)
+                    failures = 0
                 continue
             failures = 0
             slot += self._slots
             await self._count(sealed, head)
             self.pacing.sent(await self._post.put(sealed))
+
+    async def _wait_for_a_chance(self, head: bytes, met: int) -> None:
+        """Until there is a newer version, or somebody has come since who may have this one, such as the leader itself."""
+        while self._met == met:
+            if (tip := self._chain.tip) is not None and tip.id != head:
+                return
+            await self._news.wait()
+        await trio.sleep(self._jitter.random() * SETTLE_SECONDS)  # it may serve nothing yet
 
     async def _wait_for_a_leader(self) -> None:
         if self._lease is not None and self._lease.is_over:
