@@ -168,8 +168,11 @@ class Ledger:
         )
 
     def found_by(self, verifier: bytes, sampler: bytes, run: bytes) -> Found:
-        """What one verifier has found itself, whatever others say. Of groups that were pruned, those that were verified count."""
-        with self._using() as file:
+        """What one verifier has found itself, whatever others say. Of groups that were pruned, those that were verified count.
+
+        There may be very many: whoever writes does not wait for it.
+        """
+        with self._explained("reading"), closing(self._connect()) as file:
             rows = file.execute(_FOUND, {"verifier": verifier, "sampler": sampler, "run": run}).fetchall()
         sums = {result: (groups, tokens) for result, groups, tokens, _ in rows}
         since = min((at for *_, at in rows if at is not None), default=None)

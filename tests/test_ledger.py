@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,15 @@ def test_what_a_verifier_found_outlives_the_groups_that_are_pruned(tmp_path):
             now[0] += 1
         ledger.prune(102.0)
         assert ledger.found_by(VERIFIERS[0], ANNA, RUN) == Found(11 + 12 + 13, 3, 0, 102.0)
+
+
+def test_who_looks_into_what_was_found_waits_for_no_writer(ledger):
+    ledger.verdict(verdict(entry(1)), entry(1))
+    with ThreadPoolExecutor(1) as pool, ledger.together():
+        ledger.verdict(verdict(entry(2)), entry(2))
+        found = pool.submit(ledger.found_by, VERIFIERS[0], ANNA, RUN).result(timeout=20)
+    assert found.honest == 1
+    assert ledger.found_by(VERIFIERS[0], ANNA, RUN).honest == 2
 
 
 def test_credit_is_also_told_for_one_run(ledger):
