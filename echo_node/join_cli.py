@@ -81,7 +81,8 @@ def join(
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="How many threads compute.", rich_help_panel="This machine")
+        int | None,
+        typer.Option(min=1, max=1024, help="How many threads compute.", rich_help_panel="This machine"),
     ] = None,
     slots: Annotated[
         int | None,
@@ -95,7 +96,10 @@ def join(
     steps: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Steps to take; until it is stopped if left out.", rich_help_panel="Trainer"
+            min=1,
+            max=1_000_000_000,
+            help="Steps to take; until it is stopped if left out.",
+            rich_help_panel="Trainer",
         ),
     ] = None,
     first_samplers: Annotated[

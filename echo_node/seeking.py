@@ -21,7 +21,7 @@ from typing import Final
 from echo_node.errors import ConfigError, PeerError, StoreError, boundary, looking_at
 from echo_node.introducing import find_manifest, open_runs
 from echo_node.net.base import Network
-from echo_node.runfile import MANIFEST, new_run, read_run_file, write_run
+from echo_node.runfile import MANIFEST, RUN_FILE, new_run, read_run_file, write_run
 from echo_node.threads import run_abandonable
 from protocol import Identity, Link, Manifest, Opened, ProtocolError
 from protocol.link import SCHEME
@@ -51,7 +51,7 @@ def meant(text: str | None, author: Identity) -> Path | Sought:
     """What a person means by a word, or by none. `author` seals the run of a run file."""
     if text is None:
         return Sought()
-    text = text.strip()
+    text = _bare(text)
     if not text:
         raise ConfigError("the run's name is empty", advice="give a link, an id, a folder or a file")
     if (link := pasted_link(text)) is not None:
@@ -70,10 +70,12 @@ def meant(text: str | None, author: Identity) -> Path | Sought:
 
 def on_this_machine(text: str, state: Path) -> Path:
     """Where the run that a person means is: its folder or its manifest's file, or what the node's state holds of it."""
-    text = text.strip()
+    text = _bare(text)
     link = pasted_link(text)
     if link is None:
         with looking_at(text, advice=_FORMS):
+            if Path(text).suffix == ".toml" and Path(text).is_file():
+                return _already_sealed(Path(text))
             if Path(text).exists():
                 return Path(text)
         if not _SOME_DIGITS.fullmatch(text):
@@ -93,6 +95,13 @@ def on_this_machine(text: str, state: Path) -> Path:
     return found[0]
 
 
+def _bare(text: str) -> str:
+    """Without the spaces, quotes and brackets that come along with what is pasted from a letter."""
+    text = text.strip()
+    inner = text.strip("<>\"'").strip()
+    return "".join(inner.split()) if inner.startswith(SCHEME) else text
+
+
 def pasted_link(text: str) -> Link | None:
     """The link that somebody pasted, also where its first word was lost on the way. None if it is something else."""
     if not text.startswith(SCHEME):
@@ -110,11 +119,24 @@ def pasted_link(text: str) -> Link | None:
 
 def _sealed(file: Path, author: Identity) -> Path:
     """The folder of a run file's run, which is sealed once."""
-    folder = file.with_suffix("")
+    folder = _folder_of(file)
     if not (folder / MANIFEST).exists():
         told = read_run_file(file)
         write_run(folder, told, new_run(told, author))
     return folder
+
+
+def _already_sealed(file: Path) -> Path:
+    folder = _folder_of(file)
+    if not (folder / MANIFEST).exists():
+        raise ConfigError(f"the run of {file} is not sealed yet", advice=f"echo-node run new {file}")
+    return folder
+
+
+def _folder_of(file: Path) -> Path:
+    """Where the run of a run file is: beside it, if the file is the copy in a run's own folder."""
+    is_copy = file.name == RUN_FILE and (file.parent / MANIFEST).exists()
+    return file.parent if is_copy else file.with_suffix("")
 
 
 async def seek(network: Network, sought: Sought, choose: Choose) -> Opened[Manifest]:

@@ -159,9 +159,11 @@ def _begun(path: Path) -> int:
     """The format of the folder, which is made and marked if there is none."""
     with boundary(StoreError, f"opening {path}", advice=_ADVICE):
         if path.is_symlink() and not path.exists():
-            raise StoreError(f"{path} is a link that leads nowhere", advice=f"mend it, or {_ADVICE}")
+            raise StoreError(
+                f"opening {path}: it is a link that leads nowhere", advice=f"mend it, or {_ADVICE}"
+            )
         if path.exists() and not path.is_dir():
-            raise StoreError(f"{path} is no folder", advice=_ADVICE)
+            raise StoreError(f"opening {path}: it is no folder", advice=_ADVICE)
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if _is_unmarked(path):
             if any(each.name not in _BEFORE_FORMAT for each in path.iterdir()):

@@ -16,7 +16,7 @@ from echo_node.cli import app
 from echo_node.errors import ConfigError, EchoError, StoreError
 from echo_node.join_cli import agree, choose
 from echo_node.runfile import RunFile, new_run, read_manifest, write_run
-from echo_node.seeking import Sought, meant
+from echo_node.seeking import Sought, meant, on_this_machine
 from protocol import Identity, Link
 
 JOIN = (sys.executable, "-m", "echo_node.cli", "join")
@@ -66,6 +66,19 @@ def test_what_the_person_wrote_and_cannot_be_used_is_said(run, tmp_path):
 def test_a_link_is_one_whatever_was_lost_or_added_around_it(lost):
     link = Link(addresses=("/ip4/192.0.2.7/tcp/4001",) * 9, head=bytes(32), run=b"r" * 32, term=1, version=0)
     assert meant(f" \n{str(link).removeprefix(lost)}  ", TRAINER) == Sought(link.run, link)
+
+
+@pytest.mark.parametrize("pasted", ["<{}>", '"{}"', "{} ", "'\n{}\n'"])
+def test_a_link_from_a_letter_is_one_with_its_brackets_and_broken_lines(pasted):
+    link = Link(addresses=("/ip4/192.0.2.7/tcp/4001",) * 9, head=bytes(32), run=b"r" * 32, term=1, version=0)
+    broken = f"{str(link)[:70]}\r\n  {str(link)[70:]}"
+    assert meant(pasted.format(broken), TRAINER) == Sought(link.run, link)
+
+
+def test_the_file_in_a_runs_own_folder_means_that_run_and_no_second_one(run):
+    assert meant(str(run / "run.toml"), TRAINER) == run
+    assert on_this_machine(str(run / "run.toml"), run) == run
+    assert sorted(each.name for each in run.iterdir()) == ["manifest", "run.toml"]
 
 
 def test_ctrl_d_is_no_yes_and_chooses_nothing(run, monkeypatch):
