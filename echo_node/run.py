@@ -230,11 +230,8 @@ def draft(
 
 
 def usual_electors(trainers: Sequence[bytes], verifiers: Sequence[bytes]) -> set[bytes]:
-    """All trainers and verifiers. Of two trainers alone only the second: if both voted, both votes would be needed, and when
-    it matters one of them is that of a leader who is gone.
-    """
-    everybody = {*trainers, *verifiers}
-    return {trainers[1]} if len(trainers) == len(everybody) == 2 else everybody
+    """All trainers and verifiers. Two trainers alone take turns."""
+    return {*trainers, *verifiers}
 
 
 def _describe(folder: Path) -> Model:

@@ -44,7 +44,7 @@ MEANINGS: Final = {
     "verification": "whose word counts before a group is used: the trainer's own looks at a share (self), so many"
     " verifiers (quorum), or a drawn part, with a bound on the rest (sampled)",
     "terms": "how often the leader says that it is there, and after how much silence another may lead",
-    "electors": "who votes on the next leader, which takes more than half of them",
+    "electors": "who votes on the next leader, which takes more than half of them; two trainers alone take turns",
     "failover": "how another trainer comes to lead when the leader is silent, and who must be alive for it",
     "trainers": "the first one leads, the others stand by",
     "verifiers": "whose verdicts count",
@@ -88,6 +88,8 @@ def new(
         typer.echo(json.dumps({"run": run, "manifest": str(folder / MANIFEST)}))
         return
     typer.echo(f"run {run} is sealed in {folder / MANIFEST}")
+    if len(told.trainers) > 1:
+        typer.echo(f"when its leader is gone, another trainer leads: {_failover(open_manifest(sealed))}")
     typer.echo(f"next: echo-node join --role trainer {folder}")
 
 
@@ -284,13 +286,20 @@ def _failover(manifest: Opened[Manifest]) -> str:
     from protocol import Rules
 
     rules = Rules.of(manifest)
-    electors, needed = rules.electors, rules.majority
+    electors = {*rules.electors}
+    by_hand = "by hand, with join --role trainer --promote"
     if len(rules.trainers) == 1:
         return "none: there is no second trainer"
-    how = "by itself" if len(electors) >= LEAST_ELECTORS else "by hand, with join --role trainer --promote"
+    if rules.takes_turns:
+        return f"{by_hand}, of whichever of the two does not lead; with a third elector, such as a verifier, by itself"
+    needed = rules.majority_of(2)
+    how = "by itself" if len(electors) >= LEAST_ELECTORS else by_hand
     alive = "the elector is" if len(electors) == 1 else f"{needed} of the {len(electors)} electors are"
-    first = "" if len({*electors} - {rules.trainers[0]}) >= needed else "; not without the first trainer"
-    return f"{how}, while {alive} alive{first}"
+    places = [
+        str(place) for place, trainer in enumerate(rules.trainers, 1) if len(electors - {trainer}) < needed
+    ]
+    lost = f"; nobody can follow trainer {' or '.join(places)}: name another elector, such as a verifier"
+    return f"{how}, while {alive} alive{lost if places else ''}"
 
 
 def _words(value: Any) -> str:

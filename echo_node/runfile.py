@@ -90,7 +90,7 @@ class TermsTable(BaseModel):
     lease_ms: int = Field(default=60_000, ge=200)
     electors: list[str] = Field(default_factory=list, max_length=limits.KEYS)
     """Of the trainers and verifiers, those who vote on the next leader, which takes more than half of them. If none is named,
-    all do; of two trainers without a verifier the second alone, so that it can be promoted when the first is gone."""
+    all do. Two trainers that are the only electors take turns: whichever does not lead can be promoted by hand."""
 
 
 class RunFile(BaseModel):

@@ -39,8 +39,24 @@ class Rules:
         return cls(manifest.id, told.model.layout, told.model.root, told.trainers, told.terms.electors)
 
     @property
-    def majority(self) -> int:
-        return len(self.electors) // 2 + 1
+    def takes_turns(self) -> bool:
+        """Whether two trainers are the only electors. Most of two is both, and when it matters one is gone: so of each term
+        one of them decides alone, the one that does not lead the term before.
+        """
+        return len(self.trainers) == 2 and set(self.trainers) == set(self.electors)
+
+    def electors_of(self, term: int) -> tuple[bytes, ...]:
+        """Who votes on the leader of a term. That follows from its number alone: else nodes that heard other things would
+        count other votes.
+        """
+        return (self.trainers[(term - 1) % 2],) if self.takes_turns else self.electors
+
+    def leaders_of(self, term: int) -> tuple[bytes, ...]:
+        """Who may lead a term. Where trainers take turns, who decides: else it could give away the turn of the other."""
+        return self.electors_of(term) if self.takes_turns else self.trainers
+
+    def majority_of(self, term: int) -> int:
+        return len(self.electors_of(term)) // 2 + 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,12 +207,14 @@ class Follower:
     def _check_grant(self, grant: TermGrant) -> None:
         grant.verify(self.rules.run)
         voters = {ballot.elector for ballot in grant.ballots}
-        if not voters <= set(self.rules.electors):
-            raise ChainError("not-elector", "a ballot of a key that is no elector")
-        if len(voters) < self.rules.majority:
-            raise ChainError("no-majority", f"{len(voters)} of {len(self.rules.electors)} electors")
-        if grant.vote.leader not in self.rules.trainers:
-            raise ChainError("not-trainer", "a grant to a key that is no trainer")
+        term = grant.vote.term
+        electors = self.rules.electors_of(term)
+        if not voters <= set(electors):
+            raise ChainError("not-elector", "a ballot of a key that is no elector of the term")
+        if len(voters) < self.rules.majority_of(term):
+            raise ChainError("no-majority", f"{len(voters)} of {len(electors)} electors")
+        if grant.vote.leader not in self.rules.leaders_of(term):
+            raise ChainError("not-trainer", "a grant to a key that is no trainer, or whose turn it is not")
 
     def _contest(self, grant: TermGrant, rivals: Sequence[TermGrant], branch: Sequence[Head]) -> Follower:
         """Two majorities for one term: whoever voted twice is revoked. If it is the current term, nobody leads it, and
@@ -284,8 +302,11 @@ class Elector:
             )
         if self.voted.get(vote.term, encode(vote)) != encode(vote):
             raise ChainError("voted", f"this elector has given its vote of term {vote.term}")
-        if vote.leader not in follower.rules.trainers or vote.leader in follower.revoked:
-            raise ChainError("not-trainer", "a candidate that is no trainer, or was caught equivocating")
+        if vote.leader not in follower.rules.leaders_of(vote.term) or vote.leader in follower.revoked:
+            raise ChainError(
+                "not-trainer",
+                "a candidate that is no trainer, whose turn it is not, or who was caught in a lie",
+            )
         base = follower.heads_to(vote.base, branch)[-1]
         if follower.tip is not None and order(base) < order(follower.tip):
             raise ChainError(

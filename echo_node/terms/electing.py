@@ -105,6 +105,9 @@ class Candidate:
                 advice="promote a trainer by hand",
             )
         term = self._hearing.follower.term + 1
+        if self._network.public not in self._hearing.follower.rules.leaders_of(term):
+            log.warning("term %d is not this trainer's to lead: it is the other's turn", term)
+            return False
         self._rounds = 0
         try:
             for pause in itertools.chain(PAUSES, itertools.repeat(PAUSES[-1])):
@@ -128,7 +131,7 @@ class Candidate:
             return False
         follower = self._hearing.follower
         rules, me = follower.rules, self._network.public
-        electors = [key for key in rules.electors if key not in follower.revoked and key != me]
+        electors = [key for key in rules.electors_of(term) if key not in follower.revoked and key != me]
         before = rules.trainers[: rules.trainers.index(me)] if me in rules.trainers else ()
         first = [key for key in electors if key in before and key != follower.leader]
         if "standing" in await self._ask_all(first, vote) and self._rounds <= STEADFAST:
@@ -136,9 +139,10 @@ class Candidate:
         await self._ask_all([key for key in electors if key not in first], vote)
         if self._hearing.follower.term >= term:
             return False
-        await self._vote_for_itself(vote, rules.majority)
-        if len(self._ballots) < rules.majority:
-            log.info("%d of %d votes for term %d", len(self._ballots), rules.majority, term)
+        majority = rules.majority_of(term)
+        await self._vote_for_itself(vote, majority)
+        if len(self._ballots) < majority:
+            log.info("%d of %d votes for term %d", len(self._ballots), majority, term)
             return False
         await self._enter(vote)
         return self.leads
@@ -191,16 +195,17 @@ class Candidate:
             and own.leader != me
         ):
             spent.add(me)
-        return len(rules.electors) - len(spent) >= rules.majority
+        term = self._hearing.follower.term + 1
+        electors = {*rules.electors_of(term)}
+        return len(electors - spent) >= rules.majority_of(term)
 
     async def _ask_all(self, electors: Collection[bytes], vote: TermVote) -> set[str]:
         """Ask electors at once, until there are enough votes with one's own. The rules by which some refused."""
         refusals = set[str]()
         own = self._box.voted(vote.term)
-        is_own = self._network.public in self._hearing.follower.rules.electors and (
-            own is None or own == vote
-        )
-        enough = self._hearing.follower.rules.majority - is_own
+        rules = self._hearing.follower.rules
+        is_own = self._network.public in rules.electors_of(vote.term) and (own is None or own == vote)
+        enough = rules.majority_of(vote.term) - is_own
 
         async def ask(elector: bytes, scope: trio.CancelScope) -> None:
             try:
@@ -256,7 +261,8 @@ class Candidate:
 
     async def _vote_for_itself(self, vote: TermVote, majority: int) -> None:
         me = self._network.public
-        if me not in self._hearing.follower.rules.electors or len(self._ballots) < majority - 1:
+        electors = self._hearing.follower.rules.electors_of(vote.term)
+        if me not in electors or len(self._ballots) < majority - 1:
             return
         try:
             self._ballots[me] = await self._desk.vote(vote)

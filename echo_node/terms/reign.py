@@ -85,9 +85,9 @@ class Reign:
 
     async def _ask_electors(self) -> None:
         """Ask so many electors for a later grant that one of any majority is among them. A run that begins has none."""
-        rules = self._store.follower.rules
-        others = set(rules.electors) - {self._public}
-        enough = len(others) - rules.majority + 1
+        rules, later = self._store.follower.rules, self._store.follower.term + 1
+        others = set(rules.electors_of(later)) - {self._public}
+        enough = len(others) - rules.majority_of(later) + 1
         answered = set[bytes]()
         while self.leads and self._hearing.tip is not None and len(answered) < enough:
             for elector in sorted(others - answered):

@@ -153,6 +153,17 @@ export class Follower {
     this.contested = false
   }
 
+  /** Whether two trainers are the only electors. */
+  get takesTurns() {
+    const { trainers, terms } = this.manifest
+    return trainers.length === 2 && terms.electors.length === 2 && terms.electors.every((key) => includes(trainers, key))
+  }
+
+  electorsOf(term) {
+    const { trainers, terms } = this.manifest
+    return this.takesTurns ? [trainers[(Number(term) + 1) % 2]] : terms.electors
+  }
+
   /** The record of a grant that holds by itself, its electors, and the bytes of its vote. */
   openGrant(bytes) {
     const record = decodeRecord('TermGrant', bytes)
@@ -162,11 +173,12 @@ export class Follower {
         refuse('bad-signature', 'a ballot that does not verify')
       }
     }
-    const { electors } = this.manifest.terms
+    const electors = this.electorsOf(record.vote.term)
+    const leaders = this.takesTurns ? electors : this.manifest.trainers
     const voters = record.ballots.map((ballot) => ballot.elector)
     if (!voters.every((voter) => includes(electors, voter))) refuseByRule('not-elector', 'a ballot of no elector')
     if (2 * voters.length <= electors.length) refuseByRule('no-majority', `${voters.length} of ${electors.length}`)
-    if (!includes(this.manifest.trainers, record.vote.leader)) refuseByRule('not-trainer', 'the leader is no trainer')
+    if (!includes(leaders, record.vote.leader)) refuseByRule('not-trainer', 'the leader is no trainer, or it is not its turn')
     return { record, voters, vote: body }
   }
 

@@ -1,6 +1,6 @@
 """A small world in which the rules of the chain are searched for a mistake.
 
-Three nodes, each a follower and an elector, two of them trainers. Whatever was said lies in one pool, out of which any
+Three nodes, each a follower, two of them trainers; all are electors, or the two trainers take turns. Whatever was said lies in one pool, out of which any
 message reaches any node at any time, any number of times or never: that is loss, delay, repetition and disorder. Any
 trainer may call for a term at any time. A crash takes from a node what it had not put on disk. The rules themselves are
 those of `protocol.chain`; signatures are taken for granted here.
@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from protocol import ChainError, Elector, Follower, Opened, TermGrant, TermVote, WeightsHead
+from protocol import ChainError, Elector, Follower, Opened, Rules, TermGrant, TermVote, WeightsHead
 from protocol.chain import Head
 from protocol.weights import Ballot
 
@@ -42,6 +42,7 @@ class World:
     heads: tuple[Head, ...]
     votes: frozenset[tuple[bytes, int, bytes, bytes]]
     """Elector, term, leader and base of every ballot that was cast."""
+    rules: Rules = RULES
 
     def key(self) -> Any:
         """What tells worlds apart."""
@@ -60,7 +61,7 @@ class World:
         return [
             TermGrant(tuple(Ballot(key, bytes(64)) for key in sorted(keys)), TermVote(base, leader, term))
             for (term, leader, base), keys in sorted(voters.items())
-            if len(keys) >= RULES.majority
+            if len(keys) >= self.rules.majority_of(term)
         ]
 
     def branch_to(self, base: bytes, state: Follower) -> list[Head]:
@@ -78,12 +79,13 @@ def _vote_keys(grants: tuple[TermGrant, ...]) -> Any:
     return frozenset((grant.vote.term, grant.vote.leader, grant.vote.base) for grant in grants)
 
 
-def beginning() -> World:
+def beginning(rules: Rules = RULES) -> World:
     return World(
-        {key: Follower.newcomer(RULES).accept(ZERO_HEAD) for key in NODES},
+        {key: Follower.newcomer(rules).accept(ZERO_HEAD) for key in NODES},
         {key: Elector() for key in NODES},
         (ZERO_HEAD,),
         frozenset(),
+        rules,
     )
 
 
@@ -155,7 +157,7 @@ def _voting(world: World, faults: Faults, terms: int) -> Iterator[tuple[str, Wor
             continue
         for key in NODES:
             vote = (key, term, candidate, base.id)
-            if vote in world.votes:
+            if vote in world.votes or key not in world.rules.electors_of(term):
                 continue
             elector = world.electors[key]
             if key != faults.lying_elector:

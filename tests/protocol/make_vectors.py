@@ -22,8 +22,11 @@ from protocol import (
     Equivocation,
     Follower,
     Link,
+    Manifest,
+    Opened,
     ProtocolError,
     Refusal,
+    Rules,
     TermGrant,
     canonical,
     decode,
@@ -51,10 +54,10 @@ from .examples import (
     BARE_TYPES,
     LINK,
     MESSAGES,
+    OPENED_MANIFEST,
     RUN,
     SAMPLER,
     SEALED_GROUP,
-    SEALED_MANIFEST,
     SEALED_TYPES,
     STANDBY,
     STRANGER,
@@ -79,7 +82,7 @@ from .frames import (
 from .idl import edges, located
 from .loose import loose_bytes, loose_seal
 from .mutations import changed, malformed, spell, structural, tree_of
-from .scenarios import RULES, ZERO_HEAD, after, grant, line
+from .scenarios import TURNS, ZERO_HEAD, after, grant, line, opened
 
 FOLDER = Path(__file__).parents[2] / "protocol" / "vectors"
 
@@ -713,11 +716,31 @@ def chain_cases() -> dict[str, list[Case]]:
         "a newcomer with a link": (_link(two), [zero, three, two, one, three, three_b]),
         "a newcomer with a link into a later term": (_link(first), [three, first, after(first)]),
     }
-    return {"scenarios": [_told(what, link, events) for what, (link, events) in stories.items()]}
+    told = [_told(what, link, events) for what, (link, events) in stories.items()]
+    return {"scenarios": [*told, _told("two trainers that take turns", None, _turns(), TURNS)]}
+
+
+def _turns() -> list[Any]:
+    """Each term is the other's to take, by its own vote alone."""
+    run = TURNS.id
+
+    def granted(base: Any, leader: Any, term: int, *voters: Any) -> TermGrant:
+        return grant(base.id, leader, term, voters or (leader,), run)
+
+    zero = opened(ZERO_HEAD.message, run=run)
+    one = after(zero, run=run)
+    two = after(one, signer=STANDBY, run=run, term=2)
+    three = after(two, signer=TRAINER, run=run, term=3)
+    return [
+        *(zero, one, granted(one, TRAINER, 2), granted(one, STANDBY, 2, TRAINER, STANDBY)),
+        *(granted(one, TRAINER, 2, STANDBY), granted(one, STANDBY, 2), two),
+        *(granted(two, STANDBY, 3), granted(two, TRAINER, 3), three, after(two, signer=STANDBY, run=run)),
+        *(granted(three, STANDBY, 4), granted(two, STANDBY, 4), granted(two, TRAINER, 5)),
+    ]
 
 
 def _other_zero() -> Any:
-    from .scenarios import HEAD_ZERO, dataclasses, opened
+    from .scenarios import HEAD_ZERO, dataclasses
 
     return opened(dataclasses.replace(HEAD_ZERO, root=name("other weights")))
 
@@ -735,8 +758,10 @@ def _link(head: Any) -> Link:
     return Link((), head.id, RUN, head.message.term, head.message.version)
 
 
-def _told(what: str, link: Link | None, events: list[Any]) -> Case:
-    state = Follower.newcomer(RULES, (link.term, link.version, link.head) if link else None)
+def _told(
+    what: str, link: Link | None, events: list[Any], manifest: Opened[Manifest] = OPENED_MANIFEST
+) -> Case:
+    state = Follower.newcomer(Rules.of(manifest), (link.term, link.version, link.head) if link else None)
     told = []
     for event in events:
         rule = None
@@ -766,7 +791,7 @@ def _told(what: str, link: Link | None, events: list[Any]) -> Case:
                 "revoked": sorted(key.hex() for key in state.revoked),
             }
         )
-    scenario = {"name": what, "manifest": SEALED_MANIFEST.hex()} | ({"link": str(link)} if link else {})
+    scenario = {"name": what, "manifest": manifest.sealed.hex()} | ({"link": str(link)} if link else {})
     return scenario | {"events": told}
 
 

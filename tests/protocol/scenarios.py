@@ -14,15 +14,26 @@ from protocol import (
     TermGrant,
     TermVote,
     WeightsHead,
+    open_manifest,
     open_sealed,
     seal,
 )
 from protocol.digest import ZERO
 from protocol.weights import cast
 
-from .examples import HEAD_ZERO, OPENED_MANIFEST, RUN, STANDBY, TRAINER, VERIFIER, name
+from .examples import HEAD_ZERO, MANIFEST, OPENED_MANIFEST, RUN, STANDBY, TRAINER, VERIFIER, name
 
 RULES = Rules.of(OPENED_MANIFEST)
+_PAIR = tuple(sorted((TRAINER.public, STANDBY.public)))
+TURNS = open_manifest(
+    seal(
+        dataclasses.replace(MANIFEST, terms=dataclasses.replace(MANIFEST.terms, electors=_PAIR)),
+        TRAINER,
+        ZERO,
+    )
+)
+"""A run whose two trainers are its only electors."""
+TURN_RULES = Rules.of(TURNS)
 _ANCHOR = Route(base=None, codec="safetensors", size=19_447_936, table=name("anchor table"))
 
 
@@ -56,11 +67,15 @@ def after(
 
 
 def grant(
-    base: bytes, leader: Identity = STANDBY, term: int = 2, voters: tuple[Identity, ...] = (STANDBY, VERIFIER)
+    base: bytes,
+    leader: Identity = STANDBY,
+    term: int = 2,
+    voters: tuple[Identity, ...] = (STANDBY, VERIFIER),
+    run: bytes = RUN,
 ) -> TermGrant:
     vote = TermVote(base=base, leader=leader.public, term=term)
     return TermGrant(
-        tuple(sorted((cast(vote, who, RUN) for who in voters), key=lambda ballot: ballot.elector)), vote
+        tuple(sorted((cast(vote, who, run) for who in voters), key=lambda ballot: ballot.elector)), vote
     )
 
 
@@ -80,4 +95,15 @@ def line(count: int, start: Opened[WeightsHead] = ZERO_HEAD, luck: str = "") -> 
     return heads
 
 
-__all__ = ["RULES", "ZERO", "ZERO_HEAD", "after", "follower", "grant", "line", "opened"]
+__all__ = [
+    "RULES",
+    "TURNS",
+    "TURN_RULES",
+    "ZERO",
+    "ZERO_HEAD",
+    "after",
+    "follower",
+    "grant",
+    "line",
+    "opened",
+]

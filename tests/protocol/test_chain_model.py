@@ -1,5 +1,6 @@
 """The rules of the chain under crashes, delays and a key that lies: searched exhaustively when small, at random when not."""
 
+import dataclasses
 import random
 from collections import deque
 
@@ -7,7 +8,8 @@ import pytest
 
 from protocol import TermGrant
 
-from .chain_model import A, B, Faults, V, beginning, parted, steps, told_everything
+from .chain_model import RULES, A, B, Faults, V, beginning, parted, steps, told_everything
+from .scenarios import RUN, TURN_RULES
 
 
 @pytest.fixture(autouse=True)
@@ -16,9 +18,9 @@ def _signatures_are_taken_for_granted(monkeypatch):
     monkeypatch.setattr(TermGrant, "verify", lambda _self, _run: None)
 
 
-def search(faults: Faults, versions: int, terms: int, wrong, most: int):
+def search(faults: Faults, versions: int, terms: int, wrong, most: int, rules=RULES):
     """Breadth first through all worlds. Returns how many there are and the first wrong one."""
-    start = beginning()
+    start = beginning(rules)
     seen, waiting = {start.key()}, deque([start])
     while waiting and len(seen) < most:
         world = waiting.popleft()
@@ -32,17 +34,17 @@ def search(faults: Faults, versions: int, terms: int, wrong, most: int):
     return len(seen), None
 
 
-def wander(faults: Faults, seed: int, versions: int, terms: int, length: int):
+def wander(faults: Faults, seed: int, versions: int, terms: int, length: int, rules=RULES):
     """Where a random history ends."""
     found = []
-    walk(faults, seed, versions, terms, length, found.append)
+    walk(faults, seed, versions, terms, length, found.append, rules)
     return found[-1]
 
 
-def walk(faults: Faults, seed: int, versions: int, terms: int, length: int, wrong):
+def walk(faults: Faults, seed: int, versions: int, terms: int, length: int, wrong, rules=RULES):
     """One random history. Kinds of events are drawn first, so that rare ones happen too."""
     rng = random.Random(seed)
-    world = beginning()
+    world = beginning(rules)
     kinds = set()
     for _ in range(length):
         possible: dict[str, list] = {}
@@ -136,6 +138,58 @@ def test_a_leader_that_forgets_breaks_safety():
 def test_an_elector_that_forgets_breaks_safety():
     histories = (walk(Faults(forgetful_electors=True), seed, 3, 2, 80, now)[0] for seed in range(300))
     assert any(histories)
+
+
+# Two trainers that take turns
+
+TURNS = dataclasses.replace(TURN_RULES, run=RUN)
+"""Of the run whose heads the model makes."""
+
+
+def two_led_one_term(world):
+    """Whether followers hold two grants of one term, or heads that exclude each other."""
+    led = {}
+    for state in world.nodes.values():
+        for held in state.grants:
+            if led.setdefault(held.vote.term, held.vote) != held.vote:
+                return True
+    return now(world)
+
+
+def test_two_trainers_that_take_turns_never_lead_one_term_and_never_part_two_followers():
+    worlds, wrong = search(Faults(), 2, 3, two_led_one_term, most=200_000, rules=TURNS)
+    assert wrong is None
+    assert 100 < worlds < 200_000, "the search was exhaustive, and was one"
+    for seed in range(60):
+        assert walk(Faults(), seed, 7, 6, 120, two_led_one_term, TURNS)[0] is None
+
+
+def test_of_two_that_take_turns_either_can_follow_the_other_for_ever():
+    """Each term is led by who did not lead the one before, so nobody waits for the vote of a leader who is gone."""
+    highest = 0
+    for seed in range(60):
+        states = told_everything(wander(Faults(), seed, 7, 6, 80, TURNS), seed)
+        assert len({(state.tip.id, state.term, state.leader) for state in states}) == 1
+        led = [A, *(held.vote.leader for held in states[0].grants)]
+        assert led == [(A, B)[place % 2] for place in range(states[0].term)]
+        highest = max(highest, states[0].term)
+    assert highest >= 5
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        Faults(lying_leader=A),
+        Faults(lying_leader=B),
+        Faults(lying_elector=A),
+        Faults(lying_elector=B),
+        Faults(lying_leader=B, lying_elector=B),
+    ],
+    ids=["A as leader", "B as leader", "A as elector", "B as elector", "B as both"],
+)
+def test_a_lie_of_one_that_takes_turns_parts_followers_only_until_they_have_heard_it(faults):
+    for seed in range(40):
+        assert walk(faults, seed, 5, 4, 60, once_all_is_heard, TURNS)[0] is None
 
 
 @pytest.mark.slow

@@ -101,6 +101,22 @@ async def test_with_fewer_than_three_electors_nobody_leads_by_itself(
         assert ben.follower.term == 2
 
 
+async def test_of_two_trainers_alone_either_is_promoted_when_the_other_is_gone_again_and_again(
+    tmp_path, autojump_clock
+):
+    of = rules((ANN, BEN), (ANN, BEN))
+    async with MemorySwarm() as swarm, peer(swarm, SAM, tmp_path, of) as sam:
+        for term, (gone, next_one) in enumerate([(ANN, BEN), (BEN, ANN)] * 2, start=2):
+            async with peer(swarm, next_one, tmp_path, of) as heir:
+                async with peer(swarm, gone, tmp_path, of) as leader:
+                    head = await leader.publish()
+                    await all_hold((heir, sam), head)
+                    assert not await leader.candidate.stand(by_hand=True), "it is the other's turn"
+                assert await ordered_to_lead(heir, deadline=20 * LEASE)
+                assert (heir.follower.term, heir.follower.leader) == (term, next_one.public)
+                await sam.reach(lambda now, term=term: now.term == term)
+
+
 async def test_a_candidate_gives_up_when_another_is_granted_the_term(tmp_path, autojump_clock):
     of = rules((ANN, BEN, CAT), (ANN, BEN, CAT, VAL, WIN))
     async with MemorySwarm() as swarm, peer(swarm, BEN, tmp_path, of) as ben:
@@ -176,7 +192,7 @@ def all_votes_are_spent(nodes) -> bool:
     electors = [node for node in nodes if node.identity.public in rules.electors]
     votes = Counter(vote for node in electors if (vote := node.box._elector.voted.get(2)))
     unspent = len(electors) - votes.total()
-    return max(votes.values(), default=0) + unspent < rules.majority
+    return max(votes.values(), default=0) + unspent < rules.majority_of(2)
 
 
 async def contend(seed: int, folder) -> None:

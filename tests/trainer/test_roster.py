@@ -110,6 +110,16 @@ def test_nobody_goes_over_to_a_class_that_a_cheat_could_hide_in_or_away_from_it(
     assert [each.engine for each in desk.roster().members] == [first]
 
 
+def test_who_could_never_be_used_since_its_share_of_a_batch_is_less_than_a_group_is_told_so():
+    """A batch of this run has four groups."""
+    engines = [
+        dataclasses.replace(each, share=0.2) if each.engine == OTHER else each for each in RUN.told.engines
+    ]
+    run = changed_run(RUN, engines=tuple(engines))
+    assert "less than a group" in JoinDesk(run).refusal(join(SAMPLERS[0], OTHER, run=run))
+    assert JoinDesk(run).refusal(join(SAMPLERS[0], run=run)) is None
+
+
 async def test_a_join_is_on_disk_before_it_is_acknowledged_and_the_last_one_counts_after_a_restart(tmp_path):
     desk = JoinDesk(RUN)
     async with open_journal(tmp_path / "journal", RUN.id) as journal:
