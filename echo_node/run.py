@@ -121,10 +121,11 @@ class Run:
             found = self.contract.sandbox.prompts(keys)
         else:
             found = [prompt_of(self.contract, key) for key in keys]
-        return [(prompt, self.tokenizer.encode(self._read_by_model(prompt))) for prompt in found]
+        return [(prompt, self.ids_of(prompt)) for prompt in found]
 
-    def _read_by_model(self, prompt: Prompt) -> str:
-        return self.tokenizer.render(prompt.messages) if prompt.chat else prompt.text
+    def ids_of(self, prompt: Prompt) -> NDArray[np.int64]:
+        """A prompt as the model reads it."""
+        return self.tokenizer.encode(self.tokenizer.render(prompt.messages) if prompt.chat else prompt.text)
 
     def score(self, prompt: Prompt, ids: NDArray[np.int64]) -> Score:
         """What a completion is worth. The run's end token, if it is the last, is no part of the answer."""

@@ -23,6 +23,7 @@ from echo_node.arriving import has_arrived
 from echo_node.config import load_config, write_resolved
 from echo_node.contract import load
 from echo_node.errors import ConfigError, StoreError, boundary, looking_at
+from echo_node.learnable import check_learnable
 from echo_node.models.finding import find_model
 from echo_node.net.meeting.seeds import parse_seeds
 from echo_node.run import ENGINES, Run, draft
@@ -136,9 +137,10 @@ def new_run(told: RunFile, author: Identity, *, nonce: bytes | None = None) -> b
         in_flight=told.sync.in_flight,
         staleness=told.sync.staleness if told.sync.mode == "async" else 0,
     )
-    return draft(
+    folder = model_folder(told.model)
+    sealed = draft(
         name=told.name,
-        folder=model_folder(told.model),
+        folder=folder,
         contract=contract,
         params=told.params,
         algorithm=told.algorithm,
@@ -155,6 +157,8 @@ def new_run(told: RunFile, author: Identity, *, nonce: bytes | None = None) -> b
         seeds=[seed.text for seed in parse_seeds(told.seeds)],
         nonce=nonce or secrets.token_bytes(32),
     )
+    check_learnable(Run.open(sealed, folder, jailed=False))
+    return sealed
 
 
 def write_run(folder: Path, told: RunFile, sealed: bytes) -> None:

@@ -77,13 +77,14 @@ class GrpoSettings:
             )
         if not self.tis_cap >= 1.0:
             raise ValueError(f"tis_cap {self.tis_cap} must not be below 1")
-        for name in ("veto", "kl", "geometric_floor", "geometric_sigmas"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}, and must not be negative")
+        for name, end in (("veto", 1.0), ("kl", math.inf), *dict.fromkeys(_GEOMETRIC, math.inf).items()):
+            if not 0.0 <= getattr(self, name) < end:  # a veto at 1 would drop all that there is to learn from
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be from 0 to below {end:g}")
         if not math.isfinite(self.entropy):
             raise ValueError(f"entropy is {self.entropy}, and must be a number")
 
 
+_GEOMETRIC = ("geometric_floor", "geometric_sigmas")
 _WORDS = {
     "importance": ("direct", "decoupled"),
     "advantage": ("mean", "normalised"),
