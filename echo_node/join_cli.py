@@ -131,7 +131,7 @@ def join(
     device: Annotated[
         str,
         typer.Option(
-            help="Where the engine computes: auto, cpu, cuda or mps.",
+            help="Where the engine, or a trainer's step, computes: auto, cpu, cuda or mps.",
             show_default=False,
             rich_help_panel="This machine",
         ),
@@ -272,6 +272,10 @@ def check_words(*, role: str, nproc: int, device: str, page: int | None, no_page
         raise ConfigError(f"a {chosen} computes in one process", advice="--nproc is for trainers")
     if device not in DEVICES:
         raise ConfigError(f"there is no device {device!r}", advice=f"take one of {', '.join(DEVICES)}")
+    if nproc > 1 and device == "mps":
+        raise ConfigError(
+            "mps computes in one process", advice="--nproc is for the CPU, or for several of cuda"
+        )
     if no_page and page is not None:
         raise ConfigError("--page and --no-page contradict each other", advice="leave one of them out")
     return chosen

@@ -335,7 +335,9 @@ class Node:
         from echo_node.trainer.settings import training_settings  # noqa: PLC0415
 
         settings = training_settings(self._run.told).step
-        opening = (self._ranks or Ranks()).open_step(self._run.folder, settings, threads=threads)
+        opening = (self._ranks or Ranks()).open_step(
+            self._run.folder, settings, threads=threads, device=self._allowance.device
+        )
         step = await run_abandonable(opening.__enter__)
         with ExitStack() as stack:
             stack.push(opening.__exit__)  # it sees how the block ended, as if it had been entered here

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import numpy as np
 import psutil
@@ -15,9 +16,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from echo_node.allowance import Allowance
 from echo_node.errors import ConfigError
+from echo_node.net.memory import MemorySwarm
+from echo_node.node import Node
 from echo_node.trainer import ranks
+from echo_node.trainer.settings import training_settings
 from echo_node.trainer.step import TrainStep
+from tests.crafting import TRAINER, open_run
 from tests.trainer import ranks_program
 
 PROGRAM = ("-m", "tests.trainer.ranks_program")
@@ -177,3 +183,17 @@ def test_a_batch_goes_to_the_ranks_and_keeps_its_bits():
             assert np.array_equal(left.ids, right.ids)
             assert left.mu.tobytes() == right.mu.tobytes()
             assert left.reward == right.reward
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda"])
+async def test_a_trainer_computes_where_its_person_says(device):
+    class Asked(ranks.Ranks):
+        @contextmanager
+        def open_step(self, folder, settings, *, threads, device="nobody said"):
+            assert settings == training_settings(run.told).step
+            yield folder, threads, device
+
+    run = open_run()
+    node = Node(run, TRAINER, MemorySwarm().join, allowance=Allowance(device=device), ranks=Asked())
+    async with node._step(3) as asked:
+        assert asked == (run.folder, 3, device)
