@@ -45,9 +45,9 @@ from echo_node.sampler.loop import SamplerLoop
 from echo_node.terms.voting import VoteBox
 from echo_node.terms.watching import Watch
 from echo_node.threads import run_abandonable
-from echo_node.verifier.judging import Judge
 from echo_node.verifier.loop import VerifierLoop
-from echo_node.weights.handing import hand_over, opened
+from echo_node.verifier.twice import Twice
+from echo_node.weights.handing import Handing
 from echo_node.weights.opening import open_store
 from echo_node.weights.papers import write_papers
 from echo_node.weights.publish import Publisher
@@ -205,7 +205,16 @@ class Node:
                     ledger.verdict(verdict, Entry.of(admitted.group, head.message.version))
 
             puller = self._puller(network, store)
-            loop = VerifierLoop(self._run, network, self._identity, judge, puller, told=note, gate=self._gate)
+            loop = VerifierLoop(
+                self._run,
+                network,
+                self._identity,
+                judge,
+                puller,
+                told=note,
+                gate=self._gate,
+                condemned=self._condemned,
+            )
             self.verdicts = loop.results
             with tempfile.TemporaryDirectory(prefix="echo-votes-") as passing:
                 box = VoteBox((self._folder or Path(passing)) / "votes", self._identity, self._run.id)
@@ -353,14 +362,7 @@ class Node:
             yield None
             return
         async with self._worker("torch/f32", 1, threads) as engine:
-
-            def at(head_id: bytes) -> Engine:
-                if engine.loaded != head_id:
-                    with opened(store, head_id) as held:
-                        hand_over(held, engine)
-                return engine
-
-            judge = Judge(self._run, at)
+            judge = Twice(self._run, Handing(store, engine), self._condemned)
 
             def look(admitted: Admitted) -> str | None:
                 finding = judge.judge(admitted)
@@ -368,6 +370,11 @@ class Node:
                 return breach.reason if breach and breach.sure else None
 
             yield look
+
+    @property
+    def _condemned(self) -> Path | None:
+        """Where it is kept what was found of dishonest groups."""
+        return self._folder / "condemned" if self._folder else None
 
     @asynccontextmanager
     async def _store(self, network: Network) -> AsyncGenerator[WeightsStore]:

@@ -16,7 +16,7 @@ import numpy as np
 from echo_node.admission import Admitted
 from echo_node.contract import Score
 from echo_node.contract.jail.seat import Failed
-from echo_node.engine.base import Claim, Engine, Ids, SamplingLimits
+from echo_node.engine.base import Claim, Engine, Floats, Ids, SamplingLimits, Scores
 from echo_node.errors import ContractError
 from echo_node.run import Run
 from echo_node.verifier.bands import Bands, Breach
@@ -53,12 +53,25 @@ class Finding:
     """The mean reward that the contract gives, if it came to that."""
 
 
-class Judge:
-    """Judges the groups of a run. `at(head_id)` gives an engine that holds the weights of a head."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """A piece token by token: what the judge's engine says of it, its luck, and the log-probabilities that were claimed."""
 
-    def __init__(self, run: Run, at: Callable[[bytes], Engine]) -> None:
+    piece: Piece
+    scores: Scores
+    luck: Floats
+    claimed: Floats
+
+
+class Judge:
+    """Judges the groups of a run. `at(head_id)` gives an engine that holds the weights of a head; `saw` is shown each piece."""
+
+    def __init__(
+        self, run: Run, at: Callable[[bytes], Engine], saw: Callable[[Seen], None] | None = None
+    ) -> None:
         self._run = run
         self._at = at
+        self._saw = saw
         self._bands = {told.engine: Bands(told) for told in run.told.engines}
 
     def judge(self, admitted: Admitted, cancelled: Callable[[], bool] = lambda: False) -> Finding | None:
@@ -97,6 +110,8 @@ class Judge:
         for place, piece in enumerate(pieces):
             luck = uniforms(key, piece.index, piece.end - piece.start, piece.start)
             claimed = completions[piece.index].logprobs[piece.start : piece.end]
+            if self._saw is not None:
+                self._saw(Seen(piece, scores[place], luck, claimed))
             yield evidence(scores[place], luck, claimed, tuple(other[place] for other in others))
 
     def _other_limits(self) -> Iterator[SamplingLimits]:

@@ -11,6 +11,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -30,9 +31,10 @@ from echo_node.verifier.bands import Bands, Breach
 from echo_node.verifier.choosing import Choosing
 from echo_node.verifier.evidence import Evidence
 from echo_node.verifier.holes import Holes
-from echo_node.verifier.judging import Finding, Judge
+from echo_node.verifier.judging import Finding
 from echo_node.verifier.suspicion import Suspicion
-from echo_node.weights.handing import hand_over, opened
+from echo_node.verifier.twice import Twice
+from echo_node.weights.handing import Handing
 from echo_node.weights.pull import Puller
 from protocol import (
     Identity,
@@ -59,7 +61,9 @@ AUDITS: Final = 256
 
 
 class VerifierLoop:
-    """One verifier of a run. `told` hears every verdict that it signs; `clock` is that of its trust."""
+    """One verifier of a run. `told` hears every verdict that it signs; `clock` is that of its trust; what it condemns is kept in
+    `condemned`.
+    """
 
     def __init__(
         self,
@@ -73,18 +77,19 @@ class VerifierLoop:
         told: Callable[[Admitted, Opened[Verdict]], None] | None = None,
         clock: Callable[[], float] = time.time,
         gate: Gate | None = None,
+        condemned: Path | None = None,
     ) -> None:
         self._run = run
         self._network = network
         self._identity = identity
-        self._engine = engine
         self._puller = puller
         self._told = told
         self._clock = clock
         self._gate = gate or Gate()
         self._admission = Admission(run)
         self._sieve = Sieve(run, self._admission)
-        self._judge = Judge(run, self._at)
+        self._handing = Handing(puller.store, engine)
+        self._judge = Twice(run, self._handing, condemned)
         self._bands = {tolerance.engine: Bands(tolerance) for tolerance in run.told.engines}
         self._suspicion = Suspicion()
         self._holes = Holes()
@@ -132,13 +137,6 @@ class VerifierLoop:
                 continue
             self._published = {each.id for each in newest}
 
-    def _at(self, head_id: bytes) -> Engine:
-        """The engine with the weights of a head. In a thread."""
-        if self._engine.loaded != head_id:
-            with opened(self._puller.store, head_id) as held:
-                hand_over(held, self._engine)
-        return self._engine
-
     # Groups
 
     def _look_at(self, message: Message) -> Validation:
@@ -182,7 +180,10 @@ class VerifierLoop:
         group, sampler = admitted.group.message, admitted.group.signer
         breach = self._suspicion.add(sampler, group.engine, finding.evidence, self._bands[group.engine])
         breach = breach or self._audit(admitted, stop)
-        return Finding(breach, finding.evidence, finding.reward)
+        finding = Finding(breach, finding.evidence, finding.reward)
+        if breach is not None:
+            self._judge.keep(admitted, finding)
+        return finding
 
     def _audit(self, admitted: Admitted, stop: Callable[[], bool]) -> Breach | None:
         """Make slots that the sampler left out under this head, and see what they are worth."""
@@ -210,7 +211,7 @@ class VerifierLoop:
         ]
         rewards = {}
         for slot, (prompt, _), draws in zip(
-            slots, prompts, generate_groups(self._at(head), requests, stop=stop), strict=True
+            slots, prompts, generate_groups(self._handing.at(head), requests, stop=stop), strict=True
         ):
             try:
                 scores = self._run.scores(prompt, [draw.ids for draw in draws])

@@ -56,3 +56,24 @@ def update_to(store: WeightsStore, since: bytes, head_id: bytes) -> Update:
             yield held.changes(since, granule)
 
     return Update(since, head_id, changes)
+
+
+class Handing:
+    """One engine, brought to whichever head is asked for. In a thread: it takes a while."""
+
+    def __init__(self, store: WeightsStore, engine: Engine) -> None:
+        self._store = store
+        self._engine = engine
+
+    def at(self, head_id: bytes) -> Engine:
+        """The engine with the weights of a head."""
+        if self._engine.loaded != head_id:
+            with opened(self._store, head_id) as held:
+                hand_over(held, self._engine)
+        return self._engine
+
+    def afresh(self, head_id: bytes) -> Engine:
+        """The same, with all of them put in anew, whatever the engine says that it has."""
+        with opened(self._store, head_id) as held:
+            self._engine.load(head_id, held.state)
+        return self._engine
