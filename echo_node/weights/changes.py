@@ -28,9 +28,7 @@ def changes(truth: Truth, state: memoryview, since: bytes, head: Head, granule: 
     """
     flat = truth.flat
     steps = _deltas(truth, since, head)
-    tables = (
-        None if steps is None else [(route, list(read_table(truth.blobs, route) or ())) for route in steps]
-    )
+    tables = None if steps is None else [(route, _frames(truth, route)) for route in steps]
     for chunk in flat.chunks:
         positions = None if tables is None else _positions(truth, tables, chunk)
         yield from _split(flat, state, chunk, positions, granule)
@@ -44,6 +42,15 @@ def _deltas(truth: Truth, since: bytes, head: Head) -> list[Route] | None:
         return None
     routes = [step.route for step in way]
     return None if any(route.base is None for route in routes) else routes
+
+
+def _frames(truth: Truth, route: Route) -> list[Frame]:
+    table = read_table(truth.blobs, route)
+    if (
+        table is None
+    ):  # it was there when the way was planned, and went since: pruning waits for nobody who reads
+        raise StoreError("a table of changes is gone", advice="take the whole state")
+    return list(table)
 
 
 def _positions(

@@ -214,3 +214,15 @@ def test_an_engine_that_is_behind_what_was_let_go_gets_its_weights_afresh(tmp_pa
             handing.hand_over(lease, engine)
         assert engine.loaded == store.tip.id
     assert engine.state == bits(weights(1))
+
+
+def test_a_table_that_goes_while_changes_are_read_is_an_error_of_the_store(tmp_path):
+    """Whoever puts weights into an engine then takes all of them; see `hand_over`."""
+    with opened(tmp_path / "store", durable=False) as store:
+        made = publish(store, 3)
+        with store.lease() as lease:
+            assert sum(change.positions.size for change in lease.changes(made[0].head.id))
+            for route in store.tip.message.routes:
+                store.blobs.path(route.table).unlink()
+            with pytest.raises(StoreError, match="gone"):
+                list(lease.changes(made[0].head.id))
