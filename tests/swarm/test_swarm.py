@@ -44,14 +44,14 @@ def check_sequential(steps):
         assert set(step["staleness"]) == {"0"}
 
 
-def notes_of(ledger):
-    """What a verifier noted of groups that it did not find honest: engine, version, reason and figures."""
+def notes_of(folder):
+    """What a verifier noted of groups that it did not find honest: engine, version, reason and figures; and every token."""
     asked = (
         "SELECT engine, version, verdicts.reason, note, figures FROM verdicts JOIN groups USING (id)"
         " WHERE result != 'honest'"
     )
-    with closing(sqlite3.connect(ledger)) as file:
-        return file.execute(asked).fetchall()
+    with closing(sqlite3.connect(folder / "ledger.sqlite")) as file:
+        return file.execute(asked).fetchall(), [each.read_text() for each in folder.glob("condemned/*.json")]
 
 
 @pytest.mark.timeout(400)
@@ -80,7 +80,7 @@ async def test_five_processes_learn_first_by_asking_and_then_without_waiting(tmp
             assert set(refused) <= {"stale", "full"}, "nothing is wrong with what it sends"
         await verifier.until(lambda node: node.last("progress").get("verdicts"))
         found = set(verifier.last("progress")["verdicts"])
-        assert found == {"honest"}, notes_of(swarm.folder_of("verifier") / "ledger.sqlite")
+        assert found == {"honest"}, notes_of(swarm.folder_of("verifier"))
 
 
 @pytest.mark.timeout(400)
