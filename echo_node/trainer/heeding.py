@@ -17,6 +17,15 @@ from echo_node.trainer.verdicts import Consequences, VerdictPolicy
 from protocol import Verdict, read_batch, topics
 
 
+def look_at_verdicts(run: Run, message: Message) -> Validation:
+    """Only verifiers of the run say such things, and whoever passes one on can see that it is signed."""
+    for envelope in read_batch(message.data):
+        if envelope.signer not in run.told.verifiers:
+            return Reject("not-verifier")
+        envelope.open(Verdict, run.id)
+    return ACCEPT
+
+
 class Heeding:
     """One trainer's ear for verdicts. `changed` is called when other groups may be drawn than before."""
 
@@ -53,12 +62,7 @@ class Heeding:
                     self._changed()
 
     def _look_at(self, message: Message) -> Validation:
-        """Only verifiers of the run say such things, and whoever passes one on can see that it is signed."""
-        for envelope in read_batch(message.data):
-            if envelope.signer not in self._run.told.verifiers:
-                return Reject("not-verifier")
-            envelope.open(Verdict, self._run.id)
-        return ACCEPT
+        return look_at_verdicts(self._run, message)
 
     def apply(self, told: Consequences) -> None:
         """Let go of what was condemned, and of all that a muted sampler has waiting."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 import trio
@@ -31,16 +31,23 @@ MOST_NAMED: Final = 4 * limits.RECEIPT_IDS
 
 
 class Overhearing:
-    """One trainer's ears while another leads. `room` is how many groups its buffer has."""
+    """One trainer's ears while another leads. `room` is how many groups its buffer has; `saw` is told whose groups were heard."""
 
     def __init__(
-        self, run: Run, network: Network, store: WeightsStore, journal: TrainingJournal, room: int
+        self,
+        run: Run,
+        network: Network,
+        store: WeightsStore,
+        journal: TrainingJournal,
+        room: int,
+        saw: Callable[[dict[bytes, bytes]], Awaitable[None]] | None = None,
     ) -> None:
         self._run = run
         self._network = network
         self._store = store
         self._journal = journal
         self._room = room
+        self._saw = saw
         self._bound = run.told.sync.staleness
         self._admission = Admission(run)
         self._sieve = Sieve(run, self._admission)
@@ -81,9 +88,11 @@ class Overhearing:
         async for message in groups:
             self._know_heads()
             accepted = []
-            for envelope in groups_in(message.data):
-                if not self._admission.is_signed(envelope):
-                    continue  # a stranger's, beside one of a member: what anybody can make takes nobody's place
+            # A stranger's may be beside one of a member: what anybody can make takes nobody's place.
+            signed = [each for each in groups_in(message.data) if self._admission.is_signed(each)]
+            if self._saw is not None:
+                await self._saw({envelope.id: envelope.signer for envelope in signed})
+            for envelope in signed:
                 if envelope.id in self._named:
                     del self._named[envelope.id]
                     accepted.append(envelope)

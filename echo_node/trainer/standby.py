@@ -3,8 +3,8 @@
     await Standby(run, network, identity, store, folder, journal).take_turns(lead)
 
 `lead` trains on what is in the store, the folder and the journal until it is done or cancelled: there are the weights of the
-head at which the term begins, the replicated checkpoint from which the masters come, what the chain was trained on since, and
-groups that wait. It knows nothing of how that is done.
+head at which the term begins, the replicated checkpoint from which the masters come, what the chain was trained on since, what
+verifiers have said, and groups that wait. It knows nothing of how that is done.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from echo_node.trainer.checkpoint import LARGEST_FILE, from_bytes, read_checkpoi
 from echo_node.trainer.journal import TrainingJournal
 from echo_node.trainer.overhearing import Overhearing
 from echo_node.trainer.settings import training_settings
+from echo_node.trainer.witnessing import Witnessing
 from echo_node.weights import disk
 from echo_node.weights.journal import Head
 from echo_node.weights.pull import Puller
@@ -93,7 +94,8 @@ class Standby:
         self._covered = -1
         """The version of the newest checkpoint that came from another trainer."""
         room = (self._bound + 1) * training_settings(run.told).batch_groups
-        self._overhearing = Overhearing(run, network, store, journal, room)
+        self._witnessing = Witnessing(run, network, identity, journal)
+        self._overhearing = Overhearing(run, network, store, journal, room, self._witnessing.saw)
         self._accounting = Accounting(self._puller, journal, self._bound, self._overhearing.bytes_of)
         self._pulse = Pulse(network, hearing, self.lease, told=self.borrowing.hear)
         box = VoteBox(folder / "votes", identity, run.id)
@@ -134,6 +136,7 @@ class Standby:
                         self._pulse.follow,
                         self.borrowing.follow,
                         self._overhearing.follow,
+                        self._witnessing.follow,
                         self._accounting.follow,
                         self._keep_up,
                     ):

@@ -27,6 +27,7 @@ from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
 from echo_node.trainer.roster import JoinDesk
 from echo_node.trainer.verdicts import VerdictPolicy
+from echo_node.trainer.witnessing import Witnessing
 from echo_node.verifier.loop import VerifierLoop
 from echo_node.weights.pull import Puller
 from protocol import (
@@ -212,6 +213,12 @@ async def _verdicts(cast_: Cast, data: bytes) -> bool:
     return bool(desk.heard)
 
 
+async def _witnessed(cast_: Cast, data: bytes) -> bool:
+    desk = Desk(STANDBY, gossip={topic(topics.VERDICTS): batched(data, VERDICTS)})
+    await Witnessing(run(), desk, STANDBY, cast_.journal, clock=lambda: 1e9).follow()
+    return bool(desk.heard)
+
+
 def _verdict_seeds() -> list[bytes]:
     figures = Figures(
         contrast=0.0, d_mean=0.0, d_most=0.0, logprob_gap=0.0, reward=1.0, tokens=8, z_mean=0.0, z_most=0.0
@@ -311,6 +318,7 @@ TARGETS: Final = [
     role_target("groups", "echo_node.trainer.gathering.GossipSource.hear", _groups, group_seeds),
     role_target("deliver", "echo_node.net.outbox.deliveries.serve_deliveries", _deliver, _delivery_seeds),
     role_target("verdicts", "echo_node.trainer.heeding.Heeding.hear", _verdicts, _verdict_seeds),
+    role_target("witnessed", "echo_node.trainer.witnessing.Witnessing.follow", _witnessed, _verdict_seeds),
     role_target("groups-verified", "echo_node.verifier.loop.VerifierLoop._hear", _to_verify, group_seeds),
     role_target("receipts", "echo_node.sampler.loop.SamplerLoop._look_at_receipt", _receipts, receipt_seeds),
     role_target(

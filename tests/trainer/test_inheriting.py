@@ -24,7 +24,8 @@ from protocol.digest import ZERO
 from tests.crafting import ENGINE, SAMPLERS, TRAINER, sealed_group
 from tests.trainer.dying import Recording
 from tests.trainer.test_provenance import ask
-from tests.trainer.test_standby import HEIR, LAYOUT, RUN, judge, opened_store, until
+from tests.trainer.test_standby import HEIR, JUDGE, LAYOUT, RUN, judge, opened_store, until
+from tests.trainer.test_verdicts import verdict
 
 ANN, BOB = SAMPLERS[:2]
 GROUPS = topics.topic(RUN.id, topics.GROUPS)
@@ -217,3 +218,31 @@ async def test_what_waits_when_the_leader_ends_is_used_once_and_what_was_used_is
     assert asked.exit_code == 0
     rows = [json.loads(line) for line in asked.stdout.splitlines()]
     assert sorted(bytes.fromhex(row["group"]) for row in rows) == ids_of(*used)
+
+
+@pytest.mark.timeout(240)
+async def test_whom_verifiers_have_muted_under_the_leader_is_muted_under_its_heir(tmp_path):
+    """They do not say it again: whom they have muted they pass over."""
+    for name in ("trainer", "heir"):
+        (tmp_path / name).mkdir()
+        write_papers(tmp_path / name / "weights", RUN.manifest, LAYOUT)
+    async with (
+        MemorySwarm() as swarm,
+        swarm.join(ANN) as sampler,
+        judge(swarm.join, tmp_path / "judge") as watcher,
+        training(swarm.join, HEIR, tmp_path / "heir", 100) as (_, after),
+    ):
+        async with training(swarm.join, TRAINER, tmp_path / "trainer", 100) as (_, before):
+            await until(lambda: before.store.follower.heads and after.store.tip)
+            sealed = sealed_group(RUN, before.store.follower.heads[0].id, ANN, 0)
+            await sampler.publish(GROUPS, write_batch([sealed]))
+            said = verdict(RUN, *ids_of(sealed), JUDGE, "dishonest")
+            await sampler.publish(topics.topic(RUN.id, topics.VERDICTS), write_batch([said.sealed]))
+            await until(lambda: before.loop._policy.is_muted(ANN.public))
+            with trio.fail_after(60):
+                while not await after.journal.findings():  # noqa: ASYNC110 - files tell nobody
+                    await trio.sleep(0.02)
+            last = before.store.follower.tip
+            await until(lambda: after.store.tip == last and watcher.hearing.tip == last)
+        await until(lambda: after.loop is not None and after.loop.stood is not None)
+        assert after.loop._policy.muted().keys() == {ANN.public}
