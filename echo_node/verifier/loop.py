@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,10 +17,10 @@ from typing import Final
 import numpy as np
 import trio
 
-from echo_node.admission import Admission, Admitted
+from echo_node.admission import Admission, Admitted, Refused
 from echo_node.engine.base import Engine, SlotRequest, generate_groups
 from echo_node.errors import ContractError, EngineError, PeerError, StoreError, one_line
-from echo_node.net.base import Message, Network, Validation
+from echo_node.net.base import IGNORE, Message, Network, Validation
 from echo_node.net.inbox import Inbox
 from echo_node.pausing import Gate
 from echo_node.run import Run
@@ -29,6 +29,7 @@ from echo_node.threads import run_stoppable
 from echo_node.trust import Trust
 from echo_node.verifier.bands import Bands, Breach
 from echo_node.verifier.choosing import Choosing
+from echo_node.verifier.early import Early
 from echo_node.verifier.evidence import Evidence
 from echo_node.verifier.holes import Holes
 from echo_node.verifier.judging import Finding
@@ -37,9 +38,11 @@ from echo_node.verifier.twice import Twice
 from echo_node.weights.handing import Handing
 from echo_node.weights.pull import Puller
 from protocol import (
+    Envelope,
     Identity,
     Opened,
     ProtocolError,
+    TrajectoryGroup,
     Verdict,
     WeightsHead,
     fill_batches,
@@ -56,6 +59,8 @@ log = logging.getLogger(__name__)
 SEND_SECONDS: Final = 0.25
 """Verdicts gather for so long, since the network carries few messages a second."""
 UNSENT: Final = 4_096
+NOT_YET: Final = frozenset({"stale", "not-in-roster"})
+"""Refusals by which the head of a group, or its roster, may only not be here yet."""
 AUDITS: Final = 256
 """Heads and samplers whose holes are remembered."""
 
@@ -96,6 +101,7 @@ class VerifierLoop:
         self._worth: OrderedDict[tuple[bytes, bytes], dict[int, float]] = OrderedDict()
         """Of slots that were left out, by head and sampler."""
         self._published: set[bytes] = set()
+        self._early = Early(clock)
         self._unsent: list[bytes] = []
         self._chosen = trio.Event()
         self.trust = trust or Trust()
@@ -136,17 +142,45 @@ class VerifierLoop:
                 log.warning("version %d is not here yet: %s", head.message.version, error)
                 continue
             self._published = {each.id for each in newest}
+            await self._judge_groups(self._early.take(self._published))
 
     # Groups
 
     def _look_at(self, message: Message) -> Validation:
-        return self._sieve.sift(message)[0]
+        said, envelopes = self._sieve.sift(message)
+        if said is IGNORE and message.sender in self._sieve.named:
+            self._keep_early(envelopes)  # of newcomers, whom a trainer knows by a roster that is not here yet
+        return said
 
     async def _hear(self, groups: Inbox[Message]) -> None:
         async for message in groups:
-            for judged in await self._admission.judge_all(read_batch(message.data)):
-                if isinstance(judged, Admitted) and judged.group.message.engine in self._bands:
-                    self._take(judged)  # a trainer may let in whom the manifest does not know
+            unknown = await self._judge_groups(read_batch(message.data))
+            from_named = message.sender in self._sieve.named
+            self._keep_early(each for each in unknown if from_named or self._admission.is_member(each.signer))
+
+    async def _judge_groups(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
+        """Offer groups for a look; returns those that may only have come too early."""
+        judged = await self._admission.judge_all(envelopes)
+        for each in judged:
+            if isinstance(each, Admitted) and each.group.message.engine in self._bands:
+                self._take(each)  # a trainer may let in whom the manifest does not know
+        unknown = {each.id for each in judged if isinstance(each, Refused) and each.reason in NOT_YET}
+        return [each for each in envelopes if each.id in unknown]
+
+    def _keep_early(self, envelopes: Iterable[Envelope]) -> None:
+        """Keep groups under heads that may come, or that are known and whose weights are on their way."""
+        newest = self._puller.store.follower.heads[-(self._run.told.sync.staleness + 1) :]
+        awaited = {head.id for head in newest} - self._published
+        for envelope in envelopes:
+            try:
+                heads = envelope.claim(TrajectoryGroup, self._run.id).heads
+            except ProtocolError:
+                continue
+            missing = [head for head in heads if head not in self._published]
+            if missing and all(
+                head in awaited or self._puller.hearing.find(head) is None for head in missing
+            ):
+                self._early.keep(envelope, heads)
 
     def _take(self, admitted: Admitted) -> None:
         group = admitted.group.message
