@@ -216,15 +216,14 @@ class Puller:
         return await trio.to_thread.run_sync(self.store.blobs.read, blob, most)
 
     def _is_past(self, head: Head) -> bool:
-        """Whether a later version is held."""
+        """Whether a later version of the chain is held: one of a branch that was left leads back to nothing of the new one."""
         held = self.held
-        return held is not None and held.message.version > head.message.version
+        return held is not None and held.message.version > head.message.version and self._is_on_chain(held)
 
     def _check_forwards(self, target: Head) -> None:
-        held = self.held
-        if held is not None and held.message.version > target.message.version and self._is_on_chain(held):
+        if self._is_past(target) and self.held is not None:
             raise StoreError(
-                f"version {held.message.version} is held, which follows version {target.message.version}",
+                f"version {self.held.message.version} is held, which follows version {target.message.version}",
                 advice="an older state is built beside it, by `use`",
             )
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import trio
 
 from echo_node.errors import PeerError, StoreError
+from echo_node.net.blobs.blobs import Blobs
 from echo_node.net.blobs.download import DownloadSettings
+from echo_node.net.memory import MemorySwarm
 from echo_node.weights import pull as pull_module
-from echo_node.weights.publish import Publication
+from echo_node.weights.publish import Publication, Publisher
+from echo_node.weights.pull import Puller
 from echo_node.weights.refusal import UnprovenError
+from echo_node.weights.store import WeightsStore
 from protocol import ZERO, ChunkTable, Frame, Roster, Route, blob_id, canonical, decode, encode, limits
+from protocol.weights import TermGrant, TermVote, cast
 from tests.crafting import SAMPLERS, roster
+from tests.weights import stores
 from tests.weights.chains import LEADER, publish, publisher, state, tensor, told_otherwise
+from tests.weights.keys import FOLLOWER, NOBODY, RUN, STRANGER, counting, rules_of
 from tests.weights.stores import bits, files, held
-from tests.weights.swarms import following
+from tests.weights.swarms import QUICK, following, offering
 
 OTHER_TYPES = {**state(), "a.scale": tensor("bf16")}
 
@@ -93,6 +102,32 @@ async def test_a_head_that_a_grant_leaves_while_it_is_fetched_is_an_error_and_wh
         with pytest.raises(PeerError, match=f"version {steps} was left by a grant"):
             await puller.pull(made[-1].head.id)
         assert puller.held == made[0].head
+
+
+async def test_a_new_terms_version_is_fetched_though_a_later_one_of_the_old_term_is_held(tmp_path):
+    """A leader may die with versions that its successor never had: whoever has them goes back to where the grant begins."""
+    two = dataclasses.replace(
+        rules_of(stores.weights(0)), trainers=(LEADER.public, STRANGER.public), electors=(LEADER.public,)
+    )
+    with (
+        WeightsStore.open(tmp_path / "leader", two, stores.LAYOUT, durable=False) as leader,
+        WeightsStore.open(tmp_path / "follower", two, stores.LAYOUT, durable=False) as store,
+    ):
+        first = stores.publish(leader, 4)
+        vote = TermVote(base=first[1].head.id, leader=STRANGER.public, term=2)
+        grant = TermGrant((cast(vote, LEADER, RUN),), vote)
+        async with MemorySwarm() as swarm, offering(swarm.join, leader), swarm.join(FOLLOWER) as network:
+            puller = Puller(network, store, blobs=Blobs(network, settings=QUICK), named=(LEADER.public,))
+            for made in first:
+                store.keep_head(made.head)
+            await puller.pull(first[3].head.id)
+            leader.keep_grant(grant)
+            store.keep_grant(grant)
+            by = Publisher(leader, STRANGER, luck=counting(50))
+            head = by.publish(stores.weights(9), step=9, roster=NOBODY, groups=()).head
+            store.keep_head(head)
+            assert head.message.version < puller.held.message.version
+            assert await puller.use(head, lambda now: bits(now.state)) == bits(stores.weights(9))
 
 
 async def test_before_any_head_was_heard_nothing_can_be_pulled():
