@@ -11,6 +11,7 @@ import trio
 import typer
 
 from echo_node import program
+from echo_node.errors import StoreError, boundary
 from echo_node.keyfile import load_or_create
 from echo_node.net.libp2p import Libp2pNetwork, SwarmSettings, join_swarm
 from protocol import Identity
@@ -61,6 +62,8 @@ def seed(
         lan=lan,
         announce=tuple(announce or ()),
     ).of_a_seed(public=None if ask else True)
+    with boundary(StoreError, f"making the folder {data}", advice="give another with --data"):
+        data.mkdir(parents=True, exist_ok=True)
     trio.run(partial(_run, load_or_create(data / "key"), settings, as_json=as_json))
 
 

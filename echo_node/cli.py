@@ -5,6 +5,7 @@ It turns an `EchoError` into one line and an exit code, and knows nothing of how
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -137,6 +138,19 @@ def demo(
         sys.stderr.flush()
         os._exit(code)  # a model may still be being built in a thread: nobody waits for it
     raise typer.Exit(code)
+
+
+def _let_help_flow(commands: typer.Typer) -> None:
+    """Paragraphs of help as wide as the terminal is: the lines of the source are not those of a person's screen."""
+    for each in commands.registered_commands:
+        told = inspect.getdoc(each.callback) or ""
+        each.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in told.split("\n\n"))
+    for group in commands.registered_groups:
+        if group.typer_instance is not None:
+            _let_help_flow(group.typer_instance)
+
+
+_let_help_flow(app)
 
 
 def main() -> None:

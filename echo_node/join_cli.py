@@ -32,7 +32,7 @@ def join(
         typer.Argument(
             help="An echo: link, a run's id, its folder, its manifest's file or its TOML file; one of the open runs if"
             " left out. A bootstrap needs none.",
-            metavar="[RUN]",
+            metavar="RUN",
             show_default=False,
         ),
     ] = None,

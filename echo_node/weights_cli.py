@@ -18,7 +18,10 @@ app = typer.Typer(
     no_args_is_help=True, help="Look at the weights that a node holds, check them, take them out."
 )
 
-Folder = Annotated[Path, typer.Argument(help="The folder of the store.", show_default=False)]
+Folder = Annotated[
+    Path,
+    typer.Argument(help="The folder of the store: runs/ID/weights in a node's state.", show_default=False),
+]
 ManifestFile = Annotated[
     Path | None,
     typer.Option("--manifest", help="The sealed manifest of the run, if the store does not have it."),

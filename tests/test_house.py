@@ -10,6 +10,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import typer
+
+from echo_node.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -80,6 +83,17 @@ def test_every_room_stands_in_the_readme():
     shown = set(re.findall(r"^ *(\w+)/ ", tree, re.MULTILINE))
     packages = {path.parent.name for room in ROOMS for path in ROOT.glob(f"{room}/**/__init__.py")}
     assert packages <= shown
+
+
+def test_the_help_of_every_command_is_as_wide_as_the_terminal():
+    def helps(command):
+        yield command.help or ""
+        for inner in getattr(command, "commands", {}).values():
+            yield from helps(inner)
+
+    told = list(helps(typer.main.get_command(app)))
+    assert len(told) > 30
+    assert not any("\n" in paragraph for text in told for paragraph in text.strip().split("\n\n"))
 
 
 def test_every_make_target_that_the_docs_name_exists():

@@ -6,6 +6,7 @@ peers, streams and addresses, and nothing of gossip, of the DHT or of what the s
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import socket
@@ -75,6 +76,11 @@ ADDRESSES_TO_DIAL: Final = 8
 ADDRESS_SECONDS: Final = 120
 """For which an address that was tried is known, unless the peer itself says that it has it."""
 _log = logging.getLogger("echo_node.net.host")
+_TAKEN: Final = "another program may use the port; give another one, or 0 for any"
+_WHY_NOT: Final = {
+    errno.EACCES: "low ports are the system's own; give one from 1024 on, or 0 for any",
+    errno.EADDRNOTAVAIL: "that is none of this machine's addresses; /ip4/0.0.0.0 is all of them",
+}
 
 
 class StreamError(EchoError):
@@ -416,10 +422,7 @@ async def running(host: HardHost, listen: Sequence[str]) -> AsyncGenerator[None]
         _check_free(each)
     async with host.run(wanted):
         if wanted and not host.get_network().listeners:
-            raise ConfigError(
-                f"cannot listen on {', '.join(listen)}",
-                advice="another program may use the port; give another one, or 0 for any",
-            )
+            raise ConfigError(f"cannot listen on {', '.join(listen)}", advice=_TAKEN)
         try:
             yield
         finally:
@@ -442,7 +445,7 @@ def _check_free(address: Multiaddr) -> None:
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {address}: {error.strerror}",
-                advice="another program may use the port; give another one, or 0 for any",
+                advice=_WHY_NOT.get(error.errno or 0, _TAKEN),
             ) from None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
@@ -52,6 +53,7 @@ from echo_node.net.meeting.discovery import Discovery
 from echo_node.net.meeting.lan import Lan
 from echo_node.net.meeting.majors import Majors
 from echo_node.net.meeting.peerbook import PeerBook
+from echo_node.net.meeting.places import Scope, scope
 from echo_node.net.meeting.seeds import parse_seeds
 from echo_node.net.reaching.reach import Reach
 from echo_node.net.standing import Standing
@@ -67,6 +69,8 @@ MEETINGS: Final = 16
 """Dials under way at once to those that were found."""
 SPARE: Final = 8
 """Providers that are believed from one answer, beyond those that are wanted: one liar must not use up the time."""
+_NAMED: Final = re.compile(r"/dns[46]?/[^/]+/tcp/[1-9][0-9]*")
+_OWN_PEER: Final = re.compile(r"/p2p/\w+$")
 _log = logging.getLogger("echo_node.net")
 
 
@@ -95,6 +99,16 @@ class SwarmSettings:
         return replace(self, connections=SEED_CONNECTIONS, public=public)
 
 
+def _announced(text: str) -> Multiaddr:
+    """An address that others are told, and pass on: one that nobody can dial would be found out by strangers."""
+    with boundary(ConfigError, "the addresses to announce", advice=ADDRESS_ADVICE):
+        address = Multiaddr(text)
+    plain = _OWN_PEER.sub("", str(address))
+    if scope(plain) is Scope.NOWHERE and not _NAMED.fullmatch(plain):
+        raise ConfigError(f"the address {text!r} to announce cannot be dialled", advice=ADDRESS_ADVICE)
+    return address
+
+
 @dataclass(eq=False, slots=True)
 class _Call:
     peer: bytes
@@ -116,8 +130,7 @@ class Libp2pNetwork:
         self._standing = Standing()
         self._gossip = Gossip(host, self._standing, self._counts)
         self._asking = Asking(host, self._counts)
-        with boundary(ConfigError, "the addresses to announce", advice=ADDRESS_ADVICE):
-            announce = [Multiaddr(each) for each in settings.announce]
+        announce = [_announced(each) for each in settings.announce]
         self._reach = Reach(host, relay=settings.relay, public=settings.public, announce=announce)
         lan = (
             Lan(public, lambda: [str(each) for each in host.get_transport_addrs()]) if settings.lan else None
