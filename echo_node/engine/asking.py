@@ -15,12 +15,15 @@ from echo_node.errors import EngineError
 
 
 class Call:
-    """One call, from its first message to its last."""
+    """One call, from its first message to its last. A process that has said nothing yet may be silent for `first_seconds`."""
 
-    def __init__(self, process: EngineProcess, number: int, silent_seconds: float) -> None:
+    def __init__(
+        self, process: EngineProcess, number: int, silent_seconds: float, *, first_seconds: float = 0.0
+    ) -> None:
         self._process = process
         self._number = number
         self._silent_seconds = silent_seconds
+        self._first_seconds = max(first_seconds, silent_seconds)
         self._waiting_since: float | None = None
         self.outcome: Message | None = None
         """The message that ended it."""
@@ -37,9 +40,10 @@ class Call:
             self._waiting_since = time.monotonic()
         while True:
             now = time.monotonic()
-            silent_at = max(self._waiting_since, pipe.heard) + self._silent_seconds
+            allowed = self._silent_seconds if pipe.spoken else self._first_seconds
+            silent_at = max(self._waiting_since, pipe.heard) + allowed
             if now >= silent_at:
-                raise PipeError(f"it has been silent for {self._silent_seconds:g} seconds")
+                raise PipeError(f"it has been silent for {allowed:g} seconds")
             if until is not None and now >= until:
                 return None
             message = pipe.receive((silent_at if until is None else min(silent_at, until)) - now)

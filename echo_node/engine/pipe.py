@@ -60,6 +60,8 @@ class Pipe:
         self._torn = False
         self.heard = time.monotonic()
         """When the last byte came in."""
+        self.spoken = False
+        """Whether any has."""
 
     def send(self, message: Message, *, silent_seconds: float | None = None) -> None:
         """Send a message. If for so long no byte goes out and none comes in, the other side is silent."""
@@ -141,7 +143,7 @@ class Pipe:
                 else "by the other side"
             )
             raise PipeEndedError(f"the pipe was closed {within}")
-        self.heard = time.monotonic()
+        self.heard, self.spoken = time.monotonic(), True
         self._filled += count
         if self._filled == len(target):
             self._filled = 0

@@ -275,7 +275,8 @@ class WorkerEngine:
     def _begin(self, process: EngineProcess, threads: int) -> None:
         """Tell a new process what it is, and wait until it is that."""
         spec, until = self._spec, time.monotonic() + self._start_seconds
-        call = Call(process, 0, self._silent_seconds)
+        # Until Python is loaded nothing can be said, which takes long on a machine that has other work.
+        call = Call(process, 0, self._silent_seconds, first_seconds=self._start_seconds)
         call.say(
             "start",
             engine_class=spec.engine_class,

@@ -459,6 +459,21 @@ def test_a_process_that_hangs_is_found_and_killed(folder, weights):
         assert (engine.pid, engine.loaded) == (None, None)
 
 
+def test_a_process_that_takes_long_to_say_its_first_word_is_waited_for(folder, monkeypatch):
+    """As on a machine whose other work comes first."""
+
+    def slowly(environment):
+        process = EngineProcess(environment)
+        os.kill(process.pid, signal.SIGSTOP)
+        threading.Timer(4, os.kill, (process.pid, signal.SIGCONT)).start()
+        return process
+
+    monkeypatch.setattr("echo_node.engine.worker.EngineProcess", slowly)
+    with WorkerEngine(spec_of(folder, LIGHT), silent_seconds=3) as engine:
+        engine.start()
+        assert engine.describe().engine_class == LIGHT
+
+
 def test_a_process_that_went_while_nobody_called_is_replaced(folder, weights):
     with WorkerEngine(spec_of(folder, LIGHT), backoff=dataclasses.replace(QUICK)) as engine:
         engine.load(HEAD, weights)
