@@ -32,9 +32,9 @@ class GrpoSettings:
     icepop               whether tokens with w outside of icepop_low to icepop_high are masked out
     geometric            whether completions of the version that is trained are masked out when |mean log w| is above
                          max(geometric_floor, geometric_sigmas · σ/√T), σ being their engine class's spread and T their
-                         length; of older versions never, since policy lag is no mismatch of engines. A manifest says
-                         how far luck may lie from tokens, not how log-probabilities spread, and the one follows from the
-                         other by a factor that differs tenfold between classes: in a run σ is 0, and the floor counts
+                         length; of older versions never, since policy lag is no mismatch of engines. In a run σ follows from
+                         the mean distance that the manifest allows the class (`settings.SPREAD`); of narrow classes it is
+                         so small that the floor counts
     veto                 a completion with any token's w below this is dropped and counted
     advantage            "mean": reward − the group's mean; "normalised": that, divided by the group's spread
     zero_advantage       groups of equal rewards: "keep" them, for entropy and kl act on them; "skip" them

@@ -210,7 +210,8 @@ def _open(cargo: bytes) -> TrainStep:
     told: dict[str, Any] = json.loads(cargo)
     numbers = told["settings"]
     grpo = GrpoSettings(**numbers.pop("grpo"))
-    settings = StepSettings(**{**numbers, "betas": tuple(numbers["betas"])}, grpo=grpo)
+    tuples = {"betas": tuple(numbers["betas"]), "spreads": tuple(map(tuple, numbers["spreads"]))}
+    settings = StepSettings(**{**numbers, **tuples}, grpo=grpo)
     here = _device(told["device"])
     return TrainStep(
         Path(told["folder"]), settings, threads=told["threads"], device=str(here), shards=Sharded(here)

@@ -20,7 +20,7 @@ from echo_node.engine.base import TensorBytes
 from echo_node.errors import StoreError
 from echo_node.trainer.checkpoint import newest_checkpoint, write_checkpoint
 from echo_node.trainer.journal import Batch, KeptGroup, TrainingJournal
-from echo_node.trainer.step import SampledCompletion, StepFigures, TrainingGroup, TrainStep
+from echo_node.trainer.step import SampledCompletion, StepFigures, StepSettings, TrainingGroup, TrainStep
 from echo_node.weights.publish import Publisher
 from echo_node.weights.state import State, root_of
 from protocol import Envelope, Opened, TrajectoryGroup, WeightsHead, merkle_root
@@ -118,7 +118,7 @@ def _lead_on(batches: Sequence[Batch], heads: Sequence[Opened[WeightsHead]], cov
 
 def learn(step: TrainStep, batch: Batch) -> StepFigures:
     """One optimiser step from a batch, by the rewards that stand in it. In a thread."""
-    return step.step([_training_group(group, batch.policy_step) for group in batch.groups])
+    return step.step([_training_group(group, batch.policy_step, step.settings) for group in batch.groups])
 
 
 def state_of(step: TrainStep) -> State:
@@ -172,7 +172,7 @@ def _agree(step: TrainStep, publisher: Publisher, tip: Opened[WeightsHead]) -> b
     return True
 
 
-def _training_group(kept: KeptGroup, policy_step: int) -> TrainingGroup:
+def _training_group(kept: KeptGroup, policy_step: int, settings: StepSettings) -> TrainingGroup:
     if kept.sealed is None or kept.rewards is None:
         raise StoreError(f"group {kept.id.hex()[:16]} of a batch is not in the journal any more")
     envelope = Envelope.parse(kept.sealed)
@@ -181,5 +181,9 @@ def _training_group(kept: KeptGroup, policy_step: int) -> TrainingGroup:
         SampledCompletion(said.ids, said.logprobs, reward)
         for said, reward in zip(group.completions(), kept.rewards, strict=True)
     ]
-    # No sigma: the manifest has no such figure of an engine class; see `GrpoSettings`.
-    return TrainingGroup(group.prompt_ids(), completions, current=kept.step == policy_step)
+    return TrainingGroup(
+        group.prompt_ids(),
+        completions,
+        current=kept.step == policy_step,
+        sigma=settings.spread_of(group.engine),
+    )

@@ -13,8 +13,11 @@ from protocol import Manifest
 
 DEFAULT_BATCH = 32
 _CHANGE = "change it under [algorithm] in the run's file, or leave it out for its default"
-_FROM_ELSEWHERE = {"temperature", "vocab_size", "grpo"}
+_FROM_ELSEWHERE = {"temperature", "vocab_size", "spreads", "grpo"}
 """Fields of the step that the manifest says in other places."""
+SPREAD = 16.0
+"""The spread of log-probabilities that goes with a class's mean distance: their mean gap was five to thirteen times that in
+honest classes, and a normal spread is 1.25 times a mean gap. At the top of it, since nobody honest should be masked out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
                 **step,
                 temperature=manifest.sampling.temperature,
                 vocab_size=manifest.model.vocab_size,
+                spreads=tuple((each.engine, SPREAD * each.d_mean) for each in manifest.engines),
                 grpo=GrpoSettings(**grpo),
             ),
         )

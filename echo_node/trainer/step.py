@@ -59,6 +59,7 @@ class StepSettings:
     micro_batch_tokens  rows are run together up to this many tokens, padding included
     gradient_checkpointing  keep only what enters each block of the model, and compute the rest again going backward
     mixed_precision     "auto": multiply in bf16 where the device is made for it; "off": float32 everywhere
+    spreads             by engine class, how far its log-probabilities spread from the trainer's; see `GrpoSettings`
     """
 
     learning_rate: float = 2e-4
@@ -73,6 +74,7 @@ class StepSettings:
     micro_batch_tokens: int = 1024
     gradient_checkpointing: bool = False
     mixed_precision: Literal["auto", "off"] = "auto"
+    spreads: tuple[tuple[str, float], ...] = ()
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
 
     def __post_init__(self) -> None:
@@ -87,6 +89,9 @@ class StepSettings:
             raise ValueError(f"betas are {self.betas}, and must be from 0 to below 1")
         if self.mixed_precision not in {"auto", "off"}:
             raise ValueError(f"mixed_precision is 'auto' or 'off', not {self.mixed_precision!r}")
+
+    def spread_of(self, engine: str) -> float:
+        return dict(self.spreads).get(engine, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +257,11 @@ class TrainStep:
 
 
 def _told(settings: StepSettings) -> dict[str, Any]:
-    """Every number of the step by its name, those of the loss beside those of the optimiser."""
+    """Every number of the step by its name, those of the loss beside those of the optimiser. Spreads are no choice, but
+    follow from the run.
+    """
     told = dataclasses.asdict(settings)
+    del told["spreads"]
     return json.loads(json.dumps(told | told.pop("grpo")))  # type: ignore[no-any-return]
 
 

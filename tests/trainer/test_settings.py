@@ -8,7 +8,7 @@ import pytest
 
 from echo_node.errors import ConfigError
 from echo_node.trainer.grpo import GrpoSettings
-from echo_node.trainer.settings import DEFAULT_BATCH, training_settings
+from echo_node.trainer.settings import DEFAULT_BATCH, SPREAD, training_settings
 from echo_node.trainer.step import StepSettings
 from protocol.manifest import Algorithm, Manifest
 from tests.crafting import changed_run, open_run
@@ -24,7 +24,8 @@ def manifest(name: str = "grpo", version: str = "1", **params) -> Manifest:
 def test_without_parameters_the_defaults_hold_and_the_manifest_says_the_rest():
     settings = training_settings(manifest())
     assert settings.batch_groups == DEFAULT_BATCH
-    assert settings.step == StepSettings(temperature=1.0, vocab_size=16)
+    spreads = settings.step.spreads
+    assert settings.step == StepSettings(temperature=1.0, vocab_size=16, spreads=spreads)
 
 
 def test_every_number_of_the_step_and_of_the_loss_can_be_set():
@@ -60,7 +61,9 @@ def test_every_number_of_the_step_and_of_the_loss_can_be_set():
     settings = training_settings(manifest(batch_groups=7, **told))
     assert settings.batch_groups == 7
     named = {field.name for field in (*dataclasses.fields(StepSettings), *dataclasses.fields(GrpoSettings))}
-    assert named - told.keys() == {"temperature", "vocab_size", "grpo"}, "a new number belongs in this test"
+    assert named - told.keys() == {"temperature", "vocab_size", "spreads", "grpo"}, (
+        "a new number belongs in this test"
+    )
     for name, value in told.items():
         holder = settings.step if hasattr(settings.step, name) else settings.step.grpo
         assert getattr(holder, name) == (tuple(value) if isinstance(value, list) else value)
@@ -126,3 +129,15 @@ def test_a_wrong_number_is_one_error_that_names_it(params, named):
 def test_an_algorithm_that_this_node_does_not_have_is_refused_with_advice(name, version):
     with pytest.raises(ConfigError, match="upgrade"):
         training_settings(manifest(name, version))
+
+
+def test_how_far_a_class_may_spread_follows_from_the_distance_that_the_manifest_allows_it():
+    told = manifest()
+    step = training_settings(told).step
+    for each in told.engines:
+        assert step.spread_of(each.engine) == SPREAD * each.d_mean
+    assert step.spread_of("of no manifest") == 0.0
+    coarse = dataclasses.replace(told.engines[0], d_mean=0.0064)
+    wide = training_settings(dataclasses.replace(told, engines=(coarse,))).step
+    measured = 0.067  # the mean gap of q8_0's log-probabilities, at that distance
+    assert 1.25 * measured < wide.spread_of(coarse.engine) < 3 * measured

@@ -306,9 +306,15 @@ def test_it_makes_the_better_answers_likelier_and_the_worse_ones_unlikelier(batc
 
 
 def test_a_batch_of_which_nothing_is_left_changes_nothing(batch):
-    step = new_step(grpo=GrpoSettings(veto=1e9))
+    step = new_step()
     before = bits(step)
-    figures = step.step(batch)
+    far_off = [
+        dataclasses.replace(
+            group, completions=[each._replace(mu=each.mu + 50.0) for each in group.completions]
+        )
+        for group in batch
+    ]
+    figures = step.step(far_off)  # so that each has a token that the veto is for
     assert (figures.updated, figures.version, figures.tally.vetoed) == (False, 0, 16)
     assert same(bits(step), before)
 
