@@ -17,7 +17,7 @@ def credit(node) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 async def test_a_volunteer_that_comes_back_with_its_paper_sees_what_it_had_earned(tmp_path):
     secret, paper = tmp_path / "secret", tmp_path / "paper"
     secret.write_text("four words of mine\n")
