@@ -82,17 +82,19 @@ class Hurry:
 
 
 class Sampler:
-    """Draws under the newest head, or one shortly before it, and goes wrong now and then in the middle of it."""
+    """Draws under the newest head, one shortly before it or the same again, and goes wrong now and then in the middle of it."""
 
     def __init__(self, store, engine, luck, *, kills):
         self._store, self._engine, self._luck, self._kills = store, engine, luck, kills
+        self._last = None
         self.drawn = []
         """Each completion with its request."""
         self.happened = Counter()
 
     def fill(self, seed):
         luck, store, engine = self._luck, self._store, self._engine
-        head = luck.choice(store.follower.heads[-3:]) if luck.random() < 0.4 else store.tip
+        head = luck.choice((store.tip, store.tip, *store.follower.heads[-3:], self._last or store.tip))
+        self._last = head
         requests = models.requests(3, group_size=4, seed=seed, lengths=(3, 6))
         enough = luck.choice((2, 5, 100))
         dies = self._kills and luck.random() < 0.1
