@@ -7,6 +7,7 @@ ours, and its traceback goes into a file that can be sent to us.
 from __future__ import annotations
 
 import atexit
+import errno
 import io
 import os
 import shutil
@@ -24,9 +25,10 @@ import typer
 
 from echo_node import log
 from echo_node.ctrl_c import INTERRUPTED
-from echo_node.errors import ConfigError, DefectError, EchoError, boundary
+from echo_node.errors import ConfigError, DefectError, EchoError, StoreError, boundary
 
 _NAME: Final = "echo-node"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(app: Callable[[], object], name: str) -> NoReturn:
@@ -36,6 +38,7 @@ def main(app: Callable[[], object], name: str) -> NoReturn:
     linger long after it has said its last word; and it breaks into threads that still compute, or waits for them.
     """
     code: object = 0
+    _open_what_is_closed()
     try:
         run(app, name)
     except SystemExit as end:
@@ -55,7 +58,7 @@ def run(app: Callable[[], object], name: str) -> None:
         with boundary(DefectError, "running this command"):
             app()
     except EchoError as error:
-        _stop_with(name, error)
+        _stop_with(name, _full_disk(error) or error)
     except BaseExceptionGroup as group:
         explained, unexplained = group.split(EchoError)
         if explained is None or unexplained is not None:
@@ -99,6 +102,19 @@ def name_as_called() -> str:
     return str(way.relative_to(Path.cwd()) if way.is_relative_to(Path.cwd()) else way)
 
 
+def _open_what_is_closed() -> None:
+    """Where a shell, or a service, has closed a stream there is none; and the next file, perhaps a database, would get its
+    number, to which libraries write.
+    """
+    for name, mode in (
+        ("stdin", "r"),
+        ("stdout", "w"),
+        ("stderr", "w"),
+    ):  # in their order: each gets the lowest number
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+
+
 def _speak_whatever_alphabet() -> None:
     """Not every terminal knows every character: a question mark in a line is better than no line."""
     for stream in (sys.stdout, sys.stderr):
@@ -122,6 +138,17 @@ def _first(group: BaseExceptionGroup[EchoError]) -> EchoError:
     """Tasks that fail together mostly fail for one reason: the first one."""
     inner = group.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+def _full_disk(error: EchoError) -> StoreError | None:
+    """A disk without room is no bug of ours, wherever it shows: often it is the one that the output goes to."""
+    cause = error.__cause__
+    if not (isinstance(error, DefectError) and isinstance(cause, OSError) and cause.errno in _FULL):
+        return None
+    where = f" to {cause.filename}" if cause.filename else ""
+    return StoreError(
+        f"writing{where}: {cause.strerror}", advice="make room on that disk, or let the output go elsewhere"
+    )
 
 
 def _stop_with(name: str, error: EchoError) -> NoReturn:

@@ -167,6 +167,28 @@ main()
 
 
 @pytest.mark.parametrize(
+    ("redirected", "code", "said"),
+    [
+        (">&-", 0, ""),
+        (">&- 2>&- <&-", 0, ""),
+        (">/dev/full", 1, "writing: No space left on device (make room"),
+    ],
+)
+def test_an_output_that_is_closed_or_full_is_no_bug(redirected, code, said):
+    words = "from echo_node.cli import main; import sys; sys.argv = ['echo-node', '--version']; main()"
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -c "$1" {redirected}', sys.executable, words],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == bool(said)
+
+
+@pytest.mark.parametrize(
     ("path", "called", "told"),
     [
         ("here/bin", "/somewhere/echo-node", "echo-node"),
