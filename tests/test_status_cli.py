@@ -313,6 +313,8 @@ def test_nothing_is_forgotten_under_a_node_that_does_not_leave(tmp_path):
         ({"paused": ["leaving"]}, "paused", "leaving: what is made is delivered first"),
         ({"leader_is_silent": True}, "working", "the trainer that leads is silent"),
         ({"joined": False, "turned_away": "no room"}, "working", "turned away by the trainer: no room"),
+        ({"waits_for": "groups of other classes"}, "working", "waiting: groups of other classes"),
+        ({"waits_for": None}, "working", ", working"),
         ({"clock": "this machine's clock is 2 hours behind"}, "working", "clock: this machine's clock is 2 hours behind"),
         ({"joined": False}, "working", "waiting to be taken into the roster"),
         ({"leading": False}, "working", "standing by"),
