@@ -502,6 +502,15 @@ def test_status_without_a_node_says_what_is_held_and_fails(place, capsys):
     assert str(place.path) in out
 
 
+@pytest.mark.usefixtures("own_logging")
+def test_status_says_what_is_wrong_with_the_key_rather_than_that_there_is_none(place, capsys):
+    (place.path / "state" / "key").chmod(0o644)
+    code, out, _ = end_of(["status"], capsys)
+    assert code == 1
+    assert "chmod 600" in out
+    assert "no key yet" not in out
+
+
 def test_a_corrupt_address_book_is_set_aside_two_nodes_share_no_port_and_both_end_in_order(place):
     """The one damage that a node mends by itself: the book is a cache."""
     book = place.path / "state" / "peers.sqlite"

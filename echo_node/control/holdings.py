@@ -41,7 +41,7 @@ class HeldRun:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a state folder has. `peer_id` is empty if there is no key, or none that can be read."""
+    """What a state folder has. `peer_id` is empty if there is no key, or none that can be used: `key_problem` says why."""
 
     path: Path
     peer_id: str
@@ -50,6 +50,7 @@ class Holdings:
     bytes: int
     last_seen: float | None
     """When something was last written there, by the system's clock."""
+    key_problem: str = ""
 
     def told(self) -> dict[str, Any]:
         """The same for programs."""
@@ -71,7 +72,7 @@ def look_into(path: Path) -> Holdings:
     """What is there. It makes nothing, and needs no lock."""
     with boundary(StoreError, f"looking into {path}", advice="may you read it?"):
         runs = tuple(_held(folder) for folder in _folders(path / "runs"))
-        whose = _peer_id(path / "key")
+        whose, problem = _peer_id(path / "key")
         mark = path / "backed-up"
         seen = [stat.st_mtime for stat in _files(path)]
         return Holdings(
@@ -81,6 +82,7 @@ def look_into(path: Path) -> Holdings:
             runs=runs,
             bytes=_weigh(path),
             last_seen=round(max(seen), 3) if seen else None,
+            key_problem=problem,
         )
 
 
@@ -150,11 +152,12 @@ def _name(manifest: Path) -> str:
         return ""
 
 
-def _peer_id(key: Path) -> str:
+def _peer_id(key: Path) -> tuple[str, str]:
+    """Whose key it is, or why that cannot be said, where there is one."""
     try:
-        return load(key).peer_id
-    except EchoError:
-        return ""
+        return load(key).peer_id, ""
+    except EchoError as error:
+        return "", str(error) if os.path.lexists(key) else ""
 
 
 def _folders(path: Path) -> list[Path]:

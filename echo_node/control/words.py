@@ -51,7 +51,8 @@ def held_rows(held: Holdings, now: float) -> list[Row]:
     if not held.path.is_dir():
         return [("state", f"{one_line(str(held.path))} does not exist yet")]
     backup = "a backup was made" if held.backed_up else "no backup yet: echo-node keys backup"
-    found = [("identity", f"{held.peer_id} ({backup})" if held.peer_id else "no key yet")]
+    nobody = one_line(held.key_problem) or "no key yet"
+    found = [("identity", f"{held.peer_id} ({backup})" if held.peer_id else nobody)]
     found += [
         (
             "run",
