@@ -140,28 +140,40 @@ class Swarm:
         """Where a node keeps what it holds of the run."""
         return prepared(self._folder / name).run(read_manifest(self.run).id)
 
+    def state_of(self, name: str) -> Path:
+        return self._folder / name
+
+    def stderr_of(self, name: str) -> Path:
+        """What all starts of a node wrote there."""
+        return self._folder / f"{name}.stderr"
+
     async def start_seed(self) -> NodeProcess:
         seed = await self.start("seed", "--role", "bootstrap")
         self._address = (await seed.said("listening"))["addresses"][0]
         return seed
 
-    async def start(self, name: str, *words: str) -> NodeProcess:
-        """A node whose state is in the folder of its name: the same node, if it was there before."""
-        command = [
-            *(sys.executable, "-m", "echo_node.cli", "join", *words, "--json", "--listen", LOOPBACK),
-            *("--state", str(self._folder / name)),
+    async def start(self, name: str, *words: str, fork=None) -> NodeProcess:
+        """A node whose state is in the folder of its name: the same node, if it was there before. With `fork`, which a
+        `hatchery` gives, it need not load what others have loaded.
+        """
+        told = [
+            *("join", *words, "--json", "--listen", LOOPBACK, "--state", str(self.state_of(name))),
             *(("--seed", self._address) if self._address else ()),
             *((str(self.run),) if self._address and self.run else ()),
         ]
-        stderr = self._folder / f"{name}.stderr"
+        stderr = self.stderr_of(name)
         with stderr.open("ab") as wrote:
-            process = await trio.lowlevel.open_process(
-                command,
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=wrote,
-                env={**os.environ, "OMP_WAIT_POLICY": "passive"},
+            process = (
+                await fork(told, wrote)
+                if fork
+                else await trio.lowlevel.open_process(
+                    [sys.executable, "-m", "echo_node.cli", *told],
+                    cwd=ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=wrote,
+                    env={**os.environ, "OMP_WAIT_POLICY": "passive"},
+                )
             )
         node = NodeProcess(name, process, stderr)
         self.nodes.append(node)
