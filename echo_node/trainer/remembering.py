@@ -6,6 +6,7 @@ Every check of a group that waits is made again, as if it had just come. Weights
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from echo_node.admission import Admission, Admitted, Refused
 from echo_node.errors import DefectError
@@ -13,6 +14,7 @@ from echo_node.trainer.journal import TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay import ReplayBuffer
 from echo_node.trainer.verdicts import VerdictPolicy
+from echo_node.weights.blobfolder import DamagedBlobError
 from echo_node.weights.store import WeightsStore
 from protocol import Envelope, Opened, Roster, WeightsHead, decode, limits, merkle_root
 
@@ -42,7 +44,9 @@ def know_heads(
     known, roster = [], Roster(())
     for head in store.follower.heads:
         is_fresh = tip.message.step - head.message.step <= bound and head.message.version >= since
-        if is_fresh and store.blobs.has(head.message.roster):
+        if not is_fresh or not store.blobs.has(head.message.roster):
+            continue
+        with suppress(DamagedBlobError):  # the next head has a roster of its own
             roster = decode(Roster, store.blobs.read(head.message.roster, limits.ROSTER_BYTES))
             admission.published(head, roster)
             known.append(head.id)

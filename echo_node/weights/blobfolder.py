@@ -5,6 +5,7 @@ Downloads write straight into it (`net/blobs`), and the shelf serves from it. It
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,13 @@ from echo_node.net.blobs.shelf import InFile
 from echo_node.weights import disk
 from protocol import blob_id, limits
 
+log = logging.getLogger(__name__)
 _HEX = 64
 """Characters of a hash."""
+
+
+class DamagedBlobError(StoreError):
+    """A file has other bytes than once were written. It is taken away, so that the blob is missing, and can be fetched."""
 
 
 class BlobFolder:
@@ -24,6 +30,8 @@ class BlobFolder:
     def __init__(self, folder: Path, *, durable: bool) -> None:
         self.folder = folder
         self._durable = durable
+        self.lost = 0
+        """Files that were taken away since they were damaged."""
 
     def path(self, blob: bytes) -> Path:
         return self.folder / blob.hex()
@@ -54,14 +62,21 @@ class BlobFolder:
         disk.sync_folder(self.folder, durable=self._durable)
 
     def read(self, blob: bytes, most: int = limits.FRAME_BYTES) -> bytes:
-        """The bytes, hashed again."""
+        """The bytes, hashed again. A file that has others is no blob, and is here no longer."""
         data = disk.read_whole(self.path(blob), most)
         if blob_id(data) != blob:
-            raise StoreError(
+            disk.remove(self.path(blob))
+            self.lost += 1
+            log.warning("%s is damaged, and taken away, so that it is fetched again", self.path(blob).name)
+            raise DamagedBlobError(
                 f"{self.path(blob).name} is damaged: its bytes have another hash",
-                advice="remove that file, and fetch it again",
+                advice="it is taken away; join again, and it is fetched",
             )
         return data
+
+    def is_right(self, blob: bytes, most: int = limits.FRAME_BYTES) -> bool:
+        """Whether the bytes are what they are called. Nothing is changed."""
+        return blob_id(disk.read_whole(self.path(blob), most)) == blob
 
     def read_part(self, blob: bytes, offset: int, into: memoryview) -> None:
         """Some bytes of one, not hashed."""

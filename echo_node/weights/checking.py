@@ -38,10 +38,14 @@ def _of_chain(truth: Truth, place: StoreFolder) -> Iterator[str]:
 def _of_blobs(truth: Truth) -> Iterator[str]:
     def check(blob: bytes) -> str | None:
         try:
-            truth.blobs.read(blob)
+            right = truth.blobs.is_right(blob)
         except EchoError as error:
             return str(error)
-        return None
+        return (
+            None
+            if right
+            else f"{blob.hex()} is damaged: its bytes have another hash (join again, and it is fetched)"
+        )
 
     found = parallel.each(check, [blob for blob, _ in truth.blobs.all()])
     yield from (problem for problem in found if problem)

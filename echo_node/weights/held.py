@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from echo_node.errors import StoreError
 from echo_node.weights import parallel
+from echo_node.weights.blobfolder import DamagedBlobError
 from echo_node.weights.flat import Chunk
 from echo_node.weights.journal import Head
 from echo_node.weights.passage import Passage, hash_of
@@ -55,7 +56,7 @@ class HeldState:
             self.hashes = self._truth.hashes(head)
             self.head, self.torn = head, self.scratch.mark != current
             self.mend()
-        except NoWayError as error:
+        except (NoWayError, DamagedBlobError) as error:
             log.warning("the weights have to be fetched again: %s", error)
             self.head, self.hashes, self.torn = None, [], False
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from echo_node.weights.blobfolder import BlobFolder
+from echo_node.weights.blobfolder import BlobFolder, DamagedBlobError
 from echo_node.weights.flat import Chunk, FlatLayout
 from echo_node.weights.refusal import UnprovenError, unproven
 from echo_node.weights.routes import Step
@@ -35,11 +35,15 @@ ANCHOR_CODEC: Final = "safetensors"
 
 
 def read_table(blobs: BlobFolder, route: Route) -> ChunkTable | None:
-    """The table of a route, if it is here."""
+    """The table of a route, if it is here, and whole."""
     if not blobs.has(route.table):
         return None
+    try:
+        data = blobs.read(route.table, limits.TABLE_BYTES)
+    except DamagedBlobError:
+        return None
     with unproven("reading a table of frames"):
-        return decode(ChunkTable, blobs.read(route.table, limits.TABLE_BYTES))
+        return decode(ChunkTable, data)
 
 
 def missing_frames(blobs: BlobFolder, table: ChunkTable) -> list[Frame]:

@@ -24,6 +24,7 @@ from echo_node.net.blobs.download import Progress as Fetched
 from echo_node.net.blobs.holders import Want
 from echo_node.net.blobs.shelf import InFile
 from echo_node.net.throttle import Throttle, Uplink
+from echo_node.weights.blobfolder import DamagedBlobError
 from echo_node.weights.handing import opened
 from echo_node.weights.hearing import Hearing
 from echo_node.weights.journal import Head
@@ -141,6 +142,8 @@ class Puller:
             way = await self._possible(target, without)
             try:
                 failed = await self._follow(way)
+            except DamagedBlobError:
+                continue  # it is gone, and fetched like all that is not here
             except OffChainError as error:
                 what = f"version {target.message.version} was left by a grant while it was fetched"
                 raise PeerError(what, advice="follow the newest head") from error
@@ -211,8 +214,10 @@ class Puller:
 
     async def named(self, head: Head, blob: bytes, most: int) -> bytes:
         """A blob of at most so many bytes that a head names; from now on it is in the store."""
-        if not self.store.blobs.has(blob):
-            await self._fetch([Want(blob, most=most)], head, ())
+        with suppress(DamagedBlobError):
+            if self.store.blobs.has(blob):
+                return await trio.to_thread.run_sync(self.store.blobs.read, blob, most)
+        await self._fetch([Want(blob, most=most)], head, ())
         return await trio.to_thread.run_sync(self.store.blobs.read, blob, most)
 
     def _is_past(self, head: Head) -> bool:

@@ -41,6 +41,7 @@ class Truth:
         self.journal = journal
         self._whole = set[bytes]()
         """Tables that were found with all their frames: finding that out again would look at every file."""
+        self._lost = 0
 
     def missing(self, route: Route) -> list[tuple[bytes, int | None]]:
         """Blobs of a route that are not here, with their sizes: the table alone as long as that is not here."""
@@ -51,6 +52,9 @@ class Truth:
 
     def is_whole(self, route: Route) -> bool:
         """Whether the table and every frame of a route are here."""
+        if self._lost != self.blobs.lost:  # some file was damaged: of which table, nobody knows
+            self._lost = self.blobs.lost
+            self._whole.clear()
         if route.table not in self._whole:
             if self.missing(route):
                 return False

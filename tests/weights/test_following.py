@@ -16,7 +16,7 @@ from echo_node.weights.offering import Offering
 from echo_node.weights.planning import Planning
 from echo_node.weights.publish import Cadence
 from protocol import limits, topics
-from tests.weights.keys import LEADER, RUN
+from tests.weights.keys import LEADER, NOBODY, RUN
 from tests.weights.stores import OFTEN, bits, held, opened, publish, weights
 from tests.weights.swarms import offering, peer, pulling
 
@@ -199,6 +199,24 @@ async def test_announcements_are_paced(tmp_path, mock_clock):
                 mock_clock.jump(1 / offering_module.A_SECOND)
                 await trio.testing.wait_all_tasks_blocked()
                 assert len(told) == offering_module.AT_ONCE + 1
+
+
+@pytest.mark.parametrize("part", ["table", "frame", "roster"])
+async def test_what_rots_on_a_followers_disk_is_fetched_again(part, tmp_path):
+    with opened(tmp_path / "leader", durable=False) as store:
+        made = publish(store, 2, DELTAS)
+        async with memory() as join, offering(join, store), pulling(join, tmp_path / "follower") as puller:
+            await puller.hearing.ask(LEADER.public)
+            await puller.pull(made[0].head.id)
+            head = made[1].head
+            (route,) = head.message.routes
+            names = [*store.truth.names_of(route)]
+            blob = {"table": names[0], "frame": names[1], "roster": head.message.roster}[part]
+            (puller.store.blobs.folder / blob.hex()).write_bytes(bytes(store.blobs.size(blob)))
+            assert await puller.pull() == head
+            assert held(puller.store) == bits(weights(1))
+            assert await puller.roster(head) == NOBODY
+            assert puller.store.verify() == []
 
 
 async def test_small_steps_travel_as_deltas(tmp_path):

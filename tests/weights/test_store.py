@@ -415,7 +415,36 @@ def test_a_blob_that_rots_is_named_and_nothing_is_built_from_it(leader, store, t
     with pytest.raises(StoreError, match=f"{path.name} is damaged"):
         store.advance(last, delta_of(last))
     assert held(store) == bits(weights(1))
+    assert not path.exists(), "so that it is fetched again"
+    assert store.missing(delta_of(last)) == [(frame.blob, frame.size)]
+    hand_over(leader, store, delta_of(last))
+    store.advance(last, delta_of(last))
+    assert held(store) == bits(weights(2))
+
+
+def test_looking_for_rot_names_it(leader, store, tmp_path):
+    publish(leader, 2)
+    follow(leader, store, 1)
+    path = tmp_path / "store" / "blobs" / delta_of(leader.tip).table.hex()
+    path.write_bytes(b"rotten")
     assert any(path.name in problem for problem in store.verify())
+
+
+@pytest.mark.parametrize("part", ["table", "frame"])
+def test_a_store_opens_though_what_leads_to_its_version_rots(part, leader, tmp_path):
+    publish(leader, 3)
+    folder = tmp_path / "follower"
+    with opened(folder) as store:
+        follow(leader, store, 1)
+        routes = store.tip.message.routes
+        frames = [frame.blob for route in routes for frame in table_of(store, route) if frame.size]
+    for blob in [route.table for route in routes] if part == "table" else frames:
+        path = folder / "blobs" / blob.hex()
+        path.write_bytes(bytes(path.stat().st_size))
+    (folder / "state.whole").unlink()  # so that all of it is built again
+    with opened(folder) as store:
+        follow(leader, store, 2)
+        assert held(store) == bits(weights(2))
 
 
 def test_a_store_whose_blobs_are_gone_starts_with_nothing_and_is_filled_again(leader, tmp_path):
