@@ -104,7 +104,9 @@ class Hostile:
 
     async def make_up(self) -> None:
         """Groups of its own under every head, as a member sends them, that nobody drew."""
-        if not self.did["joins taken"]:  # nobody led just then; of who is no member, nobody would look at a group
+        if not self.did[
+            "joins taken"
+        ]:  # nobody led just then; of who is no member, nobody would look at a group
             await self.join(WAIT_SECONDS)
         while True:
             if (made := self._liar.made_up()) is not None:
