@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import uuid
 
@@ -35,6 +36,16 @@ def no_process_is_left_behind():
         _quietly(process.kill)
     psutil.wait_procs(stubborn, timeout=3)
     pytest.fail("the tests left processes behind:\n  " + "\n  ".join(names), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def what_the_network_has_silenced_stays_silent():
+    """A command that is run within a test lets libraries speak of errors, for its process; this one has more to do."""
+    library = logging.getLogger("libp2p")
+    before = library.level
+    yield
+    if before == logging.CRITICAL:
+        library.setLevel(before)
 
 
 def _leftovers(mark: str) -> list[psutil.Process]:

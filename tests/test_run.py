@@ -166,7 +166,7 @@ def test_several_end_tokens_are_all_taken_over_in_order(folder):
 
 def test_the_prompt_of_a_slot_is_the_same_for_all_and_another_for_each(folder):
     mine, yours = opened(drafted(), embedded.folder()), opened(drafted(), folder)
-    texts = set()
+    keys, texts = set(), set()
     for sampler in SAMPLERS:
         for slot in range(5):
             key = mine.slot_key(HEAD, sampler.public, slot)
@@ -174,8 +174,10 @@ def test_the_prompt_of_a_slot_is_the_same_for_all_and_another_for_each(folder):
             prompt, ids = mine.prompt(key)
             assert np.array_equal(ids, yours.prompt(key)[1])
             assert mine.tokenizer.decode(ids) == prompt.text
+            keys.add(key)
             texts.add(prompt.text)
-    assert len(texts) == 20
+    assert len(keys) == 20
+    assert len(texts) >= 19, "of twenty numbers of five digits two may be the same"
 
 
 def test_a_run_is_asynchronous_from_the_version_that_its_manifest_names():

@@ -14,7 +14,8 @@ import numpy as np
 
 from echo_node.engine.base import TensorBytes
 from echo_node.errors import EchoError
-from echo_node.weights.blobfolder import BlobFolder
+from echo_node.weights import disk
+from echo_node.weights.blobfolder import BlobFolder, DamagedBlobError
 from echo_node.weights.flat import FlatLayout
 from echo_node.weights.journal import ENTRY_BYTES, Journal
 from echo_node.weights.papers import read_papers
@@ -31,6 +32,7 @@ from protocol import (
     blob_id,
     canonical,
     decode,
+    limits,
     merkle_root,
 )
 
@@ -106,7 +108,7 @@ def read_holdings(folder: Path, manifest: Opened[Manifest]) -> Holdings:
     except EchoError as error:
         return Holdings(tuple(heads.values()), tuple(grants), taken=str(error))
     _, _, layout = read_papers(folder)
-    truth = Truth(FlatLayout(layout), BlobFolder(folder / "blobs", durable=False), journal)
+    truth = Truth(FlatLayout(layout), _Evidence(folder / "blobs", durable=False), journal)
     chain = tuple(head.id for head in journal.follower.heads)
     current = folder / "current"
     held = bytes.fromhex(current.read_text("ascii").strip()) if current.exists() else None
@@ -130,6 +132,15 @@ def read_holdings(folder: Path, manifest: Opened[Manifest]) -> Holdings:
         wrong_state=wrong,
         truth=truth,
     )
+
+
+class _Evidence(BlobFolder):
+    """Blobs that stay as they are, damaged ones too: a node would take those away."""
+
+    def read(self, blob: bytes, most: int = limits.FRAME_BYTES) -> bytes:
+        if not self.is_right(blob, most):
+            raise DamagedBlobError(f"{blob.hex()} has another hash")
+        return disk.read_whole(self.path(blob), most)
 
 
 def _entries(folder: Path) -> Iterator[list[Any]]:

@@ -104,16 +104,17 @@ class Hostile:
 
     async def make_up(self) -> None:
         """Groups of its own under every head, as a member sends them, that nobody drew."""
-        if not self.did[
-            "joins taken"
-        ]:  # nobody led just then; of who is no member, nobody would look at a group
-            await self.join(WAIT_SECONDS)
-        while True:
-            if (made := self._liar.made_up()) is not None:
-                cargo, data = made
-                await self._network.publish(topics.topic(self._run, cargo), data)
-                self.did["groups made up"] += FEW
-            await trio.sleep(PAUSE)
+        async with trio.open_nursery() as nursery:
+            if not self.did[
+                "joins taken"
+            ]:  # nobody led just then; of who is no member, nobody looks at a group
+                nursery.start_soon(self.join, WAIT_SECONDS)
+            while True:
+                if (made := self._liar.made_up()) is not None:
+                    cargo, data = made
+                    await self._network.publish(topics.topic(self._run, cargo), data)
+                    self.did["groups made up"] += FEW
+                await trio.sleep(PAUSE)
 
     async def flood(self) -> None:
         """Garbage and groups of its own, by gossip and by hand."""
