@@ -103,6 +103,11 @@ class Heard(NodeProcess):
         self.damage: Damage | None = None
         """What was done to its state before it was started."""
 
+    @property
+    def refuses_its_state(self) -> bool:
+        """Whether what was done to its state has kept it from working so far. It may be among peers before it looks."""
+        return self.damage is not None and not any("version" in each for each in self.all("progress"))
+
     def _tell(self) -> None:
         fresh = self.events[self._written :]
         if fresh:
@@ -283,13 +288,13 @@ class Swarm:
             said = file.read().decode(errors="replace").strip()
         told = said.splitlines()[-1][:400] if said else ""
         asked = member.process.killed or not member.wanted
+        refused = not asked and member.process.refuses_its_state
         self.line.note("exit", member.name, code=code, asked=asked, said="" if code <= 0 else told)
         if TRACEBACK in said and code > 0:
             self.fail("ends-in-words", member.name, f"it ended with {code} and a traceback: {said[-2000:]}")
-        elif not asked and not (member.is_excused and code in {1, 2} and told):
+        elif not asked and not ((member.is_excused or refused) and code in {1, 2} and told):
             self.fail("stays", member.name, f"nobody ended it, and it ended with {code}: {told}")
-        damage = member.process.damage
-        if damage is not None and not asked and not member.process.all("progress"):
+        if refused and (damage := member.process.damage) is not None:  # as a person does who is told of it
             damage.undo()
             self.line.note("restore", member.name, file=str(damage.path.relative_to(member.state)))
 

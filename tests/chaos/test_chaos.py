@@ -19,7 +19,7 @@ from tests.chaos.disks import HURTS, damage
 from tests.chaos.faults import Faults
 from tests.chaos.nemesis import FAILOVER, KINDS, WEATHER, Nemesis, plan
 from tests.chaos.soak import slope
-from tests.chaos.swarm import LEASE_SECONDS, SMALL, WHOLE
+from tests.chaos.swarm import LEASE_SECONDS, SMALL, WHOLE, Heard
 from tests.chaos.weather import Rule, together
 from tests.chaos.world import NoWorldError, World, world
 
@@ -215,6 +215,17 @@ async def test_no_weather_outlasts_its_fault_whether_that_is_healed_or_cut_short
             await Nemesis(faults.do).act(told)
         assert sky.rules == {}
     assert sky.made >= 2 * len(WEATHER)
+
+
+def test_a_node_whose_state_was_damaged_may_refuse_it_until_it_works(tmp_path):
+    """Among peers it may be before it has looked at its state, however long that takes on a busy machine."""
+    heard = Heard("one", None, tmp_path / "stderr", tmp_path / "events", SimpleNamespace(now=0.0))
+    heard.events = [{"event": "progress", "peers": 9}]
+    assert not heard.refuses_its_state, "nothing was done to it"
+    heard.damage = SimpleNamespace()
+    assert heard.refuses_its_state
+    heard.events.append({"event": "progress", "peers": 9, "version": None})
+    assert not heard.refuses_its_state
 
 
 def test_a_slope_is_what_comes_on_top_by_the_hour():
