@@ -15,6 +15,7 @@ import datetime as dt
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -47,7 +48,7 @@ def main() -> None:
 
 def measure(wanted: str) -> bool:
     """Run one and keep its figures at once, so that whoever breaks off loses one at most."""
-    name, *words = wanted.split()
+    name, *words = shlex.split(wanted)
     load, began = os.getloadavg()[0], time.monotonic()
     print(f"== {wanted} (about {BENCHMARKS[name].minutes:g} min on two quiet cores)", flush=True)
     figures = run(name, *words)
@@ -55,7 +56,7 @@ def measure(wanted: str) -> bool:
         return False
     found = Result(
         figures=figures,
-        command=" ".join((f"python -m benchmarks.{name}", *words)),
+        command=shlex.join(("python", "-m", f"benchmarks.{name}", *words)),
         date=dt.datetime.now(dt.UTC).date().isoformat(),
         seconds=round(time.monotonic() - began, 1),
         load=round(load, 2),
