@@ -83,7 +83,7 @@ async def test_five_processes_learn_first_by_asking_and_then_without_waiting(tmp
             assert sampler.all("joined")
             refused = sampler.last("progress")["refused"]
             assert set(refused) <= {"stale", "full"}, "nothing is wrong with what it sends"
-        await verifier.until(lambda node: node.last("progress").get("verdicts"))
+        await verifier.until(verdicts_of)
         found = verdicts_of(verifier)
         assert found == {"honest"}, notes_of(swarm.folder_of("verifier"))
 
