@@ -168,7 +168,7 @@ def test_the_prompt_of_a_slot_is_the_same_for_all_and_another_for_each(folder):
     mine, yours = opened(drafted(), embedded.folder()), opened(drafted(), folder)
     keys, texts = set(), set()
     for sampler in SAMPLERS:
-        for slot in range(5):
+        for slot in range(5, 10):
             key = mine.slot_key(HEAD, sampler.public, slot)
             assert key == yours.slot_key(HEAD, sampler.public, slot)
             prompt, ids = mine.prompt(key)
@@ -177,7 +177,7 @@ def test_the_prompt_of_a_slot_is_the_same_for_all_and_another_for_each(folder):
             keys.add(key)
             texts.add(prompt.text)
     assert len(keys) == 20
-    assert len(texts) >= 19, "of twenty numbers of five digits two may be the same"
+    assert len(texts) == 20
 
 
 def test_a_run_is_asynchronous_from_the_version_that_its_manifest_names():
