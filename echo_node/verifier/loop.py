@@ -31,6 +31,7 @@ from echo_node.verifier.bands import Bands, Breach
 from echo_node.verifier.choosing import Choosing
 from echo_node.verifier.early import Early
 from echo_node.verifier.evidence import Evidence
+from echo_node.verifier.holding import hold
 from echo_node.verifier.holes import Holes
 from echo_node.verifier.judging import Finding
 from echo_node.verifier.suspicion import Suspicion
@@ -101,6 +102,9 @@ class VerifierLoop:
         self._worth: OrderedDict[tuple[bytes, bytes], dict[int, float]] = OrderedDict()
         """Of slots that were left out, by head and sampler."""
         self._published: set[bytes] = set()
+        """Heads whose groups can be looked at."""
+        self._missed: set[bytes] = set()
+        """Heads that groups may be drawn under, and whose weights cannot be built here."""
         self._early = Early(clock)
         self._unsent: list[bytes] = []
         self._chosen = trio.Event()
@@ -108,7 +112,7 @@ class VerifierLoop:
         quorum = run.told.verification.policy == "quorum"
         self.choosing = Choosing(run.id, identity, self.trust, every=quorum)
         self.results: Counter[str] = Counter()
-        """How many groups were found what."""
+        """How many groups were found what; those are `not looked at` whose weights were gone when their turn came."""
 
     async def work(self) -> None:
         """Verify until cancelled."""
@@ -131,18 +135,22 @@ class VerifierLoop:
         head: Opened[WeightsHead] | None = None
         while True:
             head = await self._puller.hearing.wait_for_newer(head.id if head else None)
-            bound = self._run.told.sync.staleness
-            newest = self._puller.store.follower.heads[-(bound + 1) :]
+            newest = self._newest()
             try:
-                await self._puller.pull(head.id)
-                for each in newest:
+                here = await hold(self._puller, newest)
+                for each in here:
                     if each.id not in self._published:
                         self._admission.published(each, await self._puller.roster(each))
             except (PeerError, ProtocolError, StoreError) as error:
                 log.warning("version %d is not here yet: %s", head.message.version, error)
                 continue
-            self._published = {each.id for each in newest}
+            self._published = {each.id for each in here}
+            self._missed = {each.id for each in newest} - self._published
             await self._judge_groups(self._early.take(self._published))
+
+    def _newest(self) -> Sequence[Opened[WeightsHead]]:
+        """The heads under which groups may be drawn now."""
+        return self._puller.store.follower.heads[-(self._run.told.sync.staleness + 1) :]
 
     # Groups
 
@@ -169,8 +177,7 @@ class VerifierLoop:
 
     def _keep_early(self, envelopes: Iterable[Envelope]) -> None:
         """Keep groups under heads that may come, or that are known and whose weights are on their way."""
-        newest = self._puller.store.follower.heads[-(self._run.told.sync.staleness + 1) :]
-        awaited = {head.id for head in newest} - self._published
+        awaited = {head.id for head in self._newest()} - self._published - self._missed
         for envelope in envelopes:
             try:
                 heads = envelope.claim(TrajectoryGroup, self._run.id).heads
@@ -200,8 +207,13 @@ class VerifierLoop:
             try:
                 finding = await run_stoppable(partial(self._find, admitted))
             except (ContractError, EngineError, StoreError) as error:
-                log.warning("a group could not be looked at: %s", error)
-                self.results["not looked at"] += 1
+                late = not {head.id for head in self._newest()}.issuperset(admitted.group.message.heads)
+                log.warning(
+                    "a group %s: %s",
+                    "came too late to be looked at" if late else "cannot be looked at",
+                    error,
+                )
+                self.results["not looked at" if late else "could not look"] += 1
                 continue
             if finding is not None:
                 self._say(admitted, lot, finding)

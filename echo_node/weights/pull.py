@@ -197,6 +197,13 @@ class Puller:
                 return
         log.warning("version %d cannot be had, nor one shortly before it", target.message.version)
 
+    async def buildable(self, heads: Sequence[Head]) -> list[Head]:
+        """Those of these heads whose states can be built from what is here."""
+        async with self._one:
+            return await trio.to_thread.run_sync(
+                lambda: [head for head in heads if self.store.truth.can_build(head.id)]
+            )
+
     async def use(self, head: Head, take: Callable[[Leased], T]) -> T:
         """Have the state of a head, and give it to `take`, in a thread. It is good only within that call."""
 

@@ -45,7 +45,7 @@ def check_sequential(steps):
 
 
 def verdicts_of(verifier):
-    """What it has found. A verifier that fell behind jumps over versions, and cannot look at groups of those."""
+    """What it has found. On a busy machine the turn of a group may come when its weights are gone: such are left aside."""
     return set(verifier.last("progress").get("verdicts", {})) - {"not looked at"}
 
 
