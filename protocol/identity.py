@@ -2,14 +2,19 @@
 
 A node has one key: it is its libp2p identity and signs everything it says. Keys of small order and keys in a
 non-canonical form are refused, since with them one signature can stand for many messages.
+
+Signatures are verified by libsodium, in half the time that OpenSSL takes, and to the same end but for one case: it refuses
+whatever commitment R is of small order. Only a signer who wants to can make such a one; by the specification it may stand.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+import nacl.exceptions
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from nacl.bindings import crypto_sign_open
 
 from protocol.errors import BadKeyError, BadPeerIdError, BadSignatureError
 
@@ -69,7 +74,7 @@ def check_key(public: bytes) -> None:
     """Refuse what is not a public key that can be held to its word."""
     if len(public) != KEY_BYTES:
         raise BadKeyError(f"a public key has {KEY_BYTES} bytes, not {len(public)}")
-    y = int.from_bytes(public, "little") & _Y_MASK
+    y = _y(public)
     if y >= _FIELD_PRIME or y in _SMALL_ORDER_Y:
         raise BadKeyError("a key of small order or in a non-canonical form")
 
@@ -77,10 +82,19 @@ def check_key(public: bytes) -> None:
 def verify(public: bytes, signature: bytes, message: bytes) -> None:
     """Raise unless `signature` is this key's over `message`."""
     check_key(public)
+    if len(signature) != SIGNATURE_BYTES:
+        raise BadSignatureError(f"a signature has {SIGNATURE_BYTES} bytes, not {len(signature)}")
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
-    except InvalidSignature:
+        if _y(signature[:KEY_BYTES]) in _SMALL_ORDER_Y:
+            Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+        else:
+            crypto_sign_open(signature + message, public)
+    except (InvalidSignature, nacl.exceptions.BadSignatureError):
         raise BadSignatureError("the signature does not belong to this key and message") from None
+
+
+def _y(point: bytes) -> int:
+    return int.from_bytes(point, "little") & _Y_MASK
 
 
 def peer_id_bytes(public: bytes) -> bytes:

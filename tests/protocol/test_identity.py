@@ -1,6 +1,11 @@
 """Keys, and the peer ids that libp2p gives them."""
 
+import hashlib
+import random
+
 import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from hypothesis import given
 from hypothesis import strategies as st
 from libp2p.crypto.ed25519 import Ed25519PublicKey, create_new_key_pair
@@ -103,6 +108,83 @@ def test_a_signature_of_mixed_order_is_refused():
     )
     with pytest.raises(BadSignatureError):
         verify(public, signature, b"mixed order")
+
+
+ORDER = 2**252 + 27742317777372353535851937790883648493
+BASE_Y = 4 * pow(5, -1, P) % P
+BASE = (15112221349535400772501151409588531511454012693041857206046113283949847762202, BASE_Y)
+
+
+def times(number, point):
+    found = (0, 1)
+    while number:
+        if number & 1:
+            found = add(found, point)
+        point, number = add(point, point), number >> 1
+    return found
+
+
+def encoded(point):
+    return (point[1] | (point[0] & 1) << 255).to_bytes(32, "little")
+
+
+def crafted(luck, message, key_twist, commitment_twist, *, no_luck=False):
+    """A key and a signature by who knows the scalar of both, each shifted by a point of small order."""
+    scalar, nonce = luck.randrange(1, ORDER), 0 if no_luck else luck.randrange(1, ORDER)
+    public = encoded(add(times(scalar, BASE), key_twist))
+    commitment = encoded(add(times(nonce, BASE), commitment_twist))
+    challenge = int.from_bytes(hashlib.sha512(commitment + public + message).digest(), "little") % ORDER
+    proof = (nonce + challenge * scalar) % ORDER
+    return public, commitment + proof.to_bytes(32, "little")
+
+
+def holds_by_openssl(public, signature, message):
+    try:
+        ed25519.Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def holds(public, signature, message):
+    try:
+        verify(public, signature, message)
+    except BadSignatureError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("no_luck", [False, True])
+def test_what_a_signer_crafts_holds_here_if_and_only_if_it_holds_by_the_specification(no_luck):
+    """Nodes that disagreed on one would hold it against each other, so two libraries must come to the same."""
+    luck, twists = random.Random(7), sorted(points_of_small_order())
+    said = set()
+    for number in range(160):
+        message = number.to_bytes(2)
+        key_twist, commitment_twist = luck.choice(twists), luck.choice(twists)
+        public, signature = crafted(luck, message, key_twist, commitment_twist, no_luck=no_luck)
+        held = holds(public, signature, message)
+        assert held == holds_by_openssl(public, signature, message)
+        said.add((held, (key_twist, commitment_twist) == ((0, 1), (0, 1))))
+    assert {held for held, _ in said} == {True, False}
+    assert (True, False) in said, "some that are shifted hold all the same"
+
+
+@pytest.mark.parametrize("add_order", [1, 2, 7])
+def test_a_proof_that_is_not_below_the_order_is_refused(add_order):
+    identity = Identity(bytes(32))
+    signature = identity.sign(b"message")
+    proof = int.from_bytes(signature[32:], "little") + add_order * ORDER
+    with pytest.raises(BadSignatureError):
+        verify(identity.public, signature[:32] + proof.to_bytes(32, "little"), b"message")
+
+
+@pytest.mark.parametrize("length", [0, 32, 63, 65])
+def test_a_signature_of_another_length_is_refused_and_takes_nothing_from_the_message(length):
+    identity = Identity(bytes(32))
+    whole = identity.sign(b"message") + b"message"
+    with pytest.raises(BadSignatureError):
+        verify(identity.public, whole[:length], whole[length:])
 
 
 @pytest.mark.parametrize("length", [0, 31, 33])
