@@ -2,8 +2,8 @@
 
 A swarm of processes runs on the loopback: a seed, a trainer, a verifier and a sampler, as in the demo. Then a sampler that
 has nothing, no key and no weights, is started by `echo-node join`, again and again, with each engine. The clock starts with
-its process. `seconds_after_weights` counts from the first look at which its engine holds a version. Nodes look at themselves
-once a second, so a figure may be a second too long. What each says is in its own events; nothing else is measured.
+its process. `seconds_after_weights` counts from the moment at which all weights are on its disk, proven. What each says is in
+its own events; nothing else is measured.
 """
 
 from __future__ import annotations
@@ -54,10 +54,12 @@ class Newcomer:
         self._last = event
         seconds = event["at"] - self._began
         self._reached.setdefault(event["event"], seconds)
-        if event.get("engine_version") is not None:
-            self._reached.setdefault("weights", seconds)
-        if event.get("accepted"):
-            self._reached.setdefault("group", seconds)
+        first = event.get("first", {})
+        if "accepted" in first:
+            self._reached |= {
+                "weights": first["weights"] - self._began,
+                "group": first["accepted"] - self._began,
+            }
         self._news.set()
         self._news = trio.Event()
 
@@ -116,7 +118,7 @@ def figures(stations: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
     return {
         "seconds_to_first_group": median([each["group"] for each in stations]),
-        "seconds_after_weights": median([max(0.0, each["group"] - each["weights"]) for each in stations]),
+        "seconds_after_weights": median([each["group"] - each["weights"] for each in stations]),
         "seconds_to_network": median([each["listening"] for each in stations]),
         "seconds_to_roster": median([each["joined"] for each in stations]),
         "seconds_to_weights": median([each["weights"] for each in stations]),

@@ -211,6 +211,7 @@ async def test_a_paused_sampler_stays_in_the_swarm_and_draws_nothing(run, monkey
             await until(lambda: sampler.status().get("joined") and sampler.status()["version"] >= 2)
             assert sampler.status()["paused"] == [PERSON]
             assert sampler.status()["engine_version"] is None
+            assert sampler.status()["first"] == {}
             assert (engine.calls, records.steps) == (0, []), "heads come and go, and it draws under none"
             if run.told.sync.async_from is None:
                 assert "this sampler is paused (person)" in caplog.text
@@ -219,6 +220,9 @@ async def test_a_paused_sampler_stays_in_the_swarm_and_draws_nothing(run, monkey
         assert engine.calls >= 1
         assert sampler.status()["paused"] == []
         assert sampler.status()["engine_version"] is not None
+        with trio.fail_after(60):
+            await until(lambda: "accepted" in sampler.status()["first"])
+        assert sampler.status()["first"]["weights"] <= sampler.status()["first"]["accepted"]
         nursery.cancel_scope.cancel()
 
 

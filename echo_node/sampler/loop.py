@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -32,6 +33,7 @@ from echo_node.sampler.rollout import Rollout
 from echo_node.terms.lease import Lease
 from echo_node.threads import run_stoppable
 from echo_node.weights.handing import hand_over, update_to
+from echo_node.weights.leased import Leased
 from echo_node.weights.pull import Puller
 from protocol import (
     ZERO,
@@ -114,6 +116,8 @@ class SamplerLoop:
         self._keeping_up = KeepingUp(run.told.sync.staleness)
         self.tokens = Rate()
         """Tokens generated, by the second."""
+        self._first: dict[str, float] = {}
+        """When it first had weights, and a group that was accepted."""
         self._met = 0
         """How often somebody came."""
         self._news = trio.Event()
@@ -138,6 +142,7 @@ class SamplerLoop:
             if (each := self._keeping_up.seconds_per_group) is None
             else round(each, 3),
             "too_slow": self._keeping_up.too_slow,
+            "first": dict(self._first),
             **({"credit": self._crediting.status()} if self._crediting else {}),
         }
 
@@ -203,13 +208,17 @@ class SamplerLoop:
             for tries_left in reversed(range(TRIES)):
                 try:
                     if self._engine.loaded != head.id:
-                        await self._puller.use(head, lambda held: hand_over(held, self._engine))
+                        await self._puller.use(head, self._put_in)
                     return await run_stoppable(lambda stop: self._rollout.fill(head.id, slots, stop, news))
                 except EngineError as error:
                     if self._engine.loaded is not None or not tries_left:
                         raise  # it is well, and refuses this; or it is not, whatever is done
                     log.warning("slots %d to %d are filled again: %s", slots[0], slots[-1], error)
             raise DefectError("no attempt was made")
+
+    def _put_in(self, held: Leased) -> None:
+        self._first.setdefault("weights", time.time())
+        hand_over(held, self._engine)
 
     # Sequential pull
 
@@ -323,6 +332,8 @@ class SamplerLoop:
             if receipt.signer == self._chain.leader:
                 refused = self.pacing.refused[WRONG_ENGINE]
                 self.pacing.answered(receipt.message)
+                if self.pacing.accepted:
+                    self._first.setdefault("accepted", time.time())
                 if self.pacing.refused[WRONG_ENGINE] > refused:
                     self._joining.doubt()
                 await self._post.settle(receipt)
