@@ -84,6 +84,26 @@ def test_a_clock_that_is_wrong_is_said_first(browser):
         expect(tab.locator("#hero-more")).to_contain_text("clock is 2.0 hours behind")
 
 
+def test_a_sampler_sees_its_credit_grow_and_what_a_verifier_attests_after_a_reinstall(browser):
+    story = a_long_story("sampler", 4)
+    with shown(story.board) as page, looking(browser, page) as tab:
+
+        def credit(**own):
+            told = {**story.board.snapshot()["progress"], "credit": own}
+            page.tell(lambda: story.board.hear("progress", "", told))
+
+        note = tab.locator(".tile").filter(has_text="Credit").locator(".tile-note")
+        credit(tokens=0, groups=0, admitted=3)
+        expect(tile(tab, "Credit")).to_have_text("0")
+        expect(note).to_have_text("verified tokens in 0 groups")
+        credit(tokens=48, groups=1, admitted=3)
+        expect(tile(tab, "Credit")).to_have_text("48")
+        expect(note).to_have_text("verified tokens in 1 group")
+        credit(tokens=48, groups=1, admitted=3, attested={"tokens": 960, "groups": 20})
+        expect(tile(tab, "Credit")).to_have_text("960")
+        expect(note).to_have_text("verified tokens in 20 groups, as a verifier attests")
+
+
 @pytest.mark.parametrize("role", ["trainer", "sampler", "verifier"])
 def test_each_role_has_its_figures_and_fits_a_phone(browser, role):
     story = a_long_story(role, 40)
