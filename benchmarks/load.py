@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -24,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.load_profile import IDLE
-from benchmarks.load_swarm import Level, Swarm, start_swarm
+from benchmarks.load_run import UNANSWERED
+from benchmarks.load_swarm import SAMPLERS, Level, Swarm, start_swarm
 
 FIRST: Final = 60.0
 RISE: Final = 1.5
@@ -80,7 +82,7 @@ def main() -> None:
                 "p50_admission_ms": round(half.median, 1),
                 "admission_is": "from the push to the receipt read by its sampler, at half of groups_per_s",
                 "cpu_ms_per_group": round(kept.cpu_ms, 3),
-                "honest_under_flood": round(under_flood, 3),
+                "honest_under_flood": round(under_flood, 3) if pairs else None,
                 "limited_by": limit(broken or kept),
             }
         )
@@ -134,14 +136,17 @@ def limit(level: Level) -> str:
     """What a rate failed of, in one line."""
     idle = level.spent.get(IDLE, 0.0)
     parts = [f"{part} {share:.0%}" for part, share in level.spent.items() if part != IDLE and share >= 0.03]
-    busy = (
-        f"the trainer's event loop, busy {1 - idle:.0%} of the time"
-        if 1 - idle > BUSY
-        else (
-            f"waiting (disk, jail or the load itself): the trainer's event loop is idle {idle:.0%} of the time"
-        )
-    )
-    return f"{busy}: {', '.join(parts)}"
+    used, cores = level.cpu + level.jail_cpu + level.load_cpu, os.cpu_count() or 1
+    unanswered, window = level.rate * level.median / 1000, SAMPLERS * UNANSWERED
+    if 1 - idle > BUSY:
+        what = "the trainer's event loop"
+    elif used > BUSY * cores:
+        what = f"this machine, whose {cores} cores the trainer and its samplers share: {used:.2f} are busy"
+    elif unanswered > BUSY * window:
+        what = f"the samplers, with {unanswered:.0f} of {window} groups unanswered that they may have"
+    else:
+        what = "waiting for the disk or the jail"
+    return f"{what}; the trainer's event loop is idle {idle:.0%} of the time: {', '.join(parts)}"
 
 
 def _show_line(level: Level) -> None:
@@ -187,10 +192,11 @@ def _show(levels: list[Level]) -> None:
     Console().print(table)
     shares = Table(title="Where the time of the trainer's event loop goes, by rate")
     parts = sorted({part for each in levels for part in each.spent})
-    for column in ("", *(f"{each.offered:.0f}" + ("!" if each.flood else "") for each in levels)):
-        shares.add_column(column, justify="right" if column else "left")
-    for part in parts:
-        shares.add_row(part, *(f"{each.spent.get(part, 0.0):.0%}" for each in levels))
+    for column in ("offered/s", *parts):
+        shares.add_column(column, justify="right")
+    for each in levels:
+        told = f"{each.offered:.0f}" + (" + flood" if each.flood else "")
+        shares.add_row(told, *(f"{each.spent.get(part, 0.0):.0%}" for part in parts))
     Console().print(shares)
 
 

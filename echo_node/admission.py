@@ -98,6 +98,8 @@ class Admission:
         self._is_end = np.zeros(run.limits.vocab_size, bool)
         self._is_end[[each for each in run.limits.end_tokens if each < run.limits.vocab_size]] = True
         self._known: dict[bytes, _Known] = {}
+        self._members: frozenset[bytes] = frozenset()
+        """Of all rosters together."""
         self._filled: set[tuple[bytes, bytes, int]] = set()
         self._released: set[tuple[bytes, bytes, int]] = set()
         """Slots that were filled, and are free again: they count once among those that were admitted."""
@@ -113,6 +115,7 @@ class Admission:
         old = [key for key, known in self._known.items() if self.staleness(known.step) > self._bound]
         for key in (*old, *list(self._known)[len(old) : -MOST_HEADS]):
             self._known.pop(key, None)
+        self._members = frozenset(sampler for known in self._known.values() for sampler in known.members)
         self._filled = {slot for slot in self._filled if slot[0] in self._known}
         self._released = {slot for slot in self._released if slot[0] in self._known}
         self._admitted = Counter(
@@ -155,7 +158,7 @@ class Admission:
 
     def is_member(self, sampler: bytes) -> bool:
         """Whether a sampler is in the roster of a head that can still be sampled under."""
-        return any(sampler in known.members for known in self._known.values())
+        return sampler in self._members
 
     def is_signed(self, envelope: Envelope) -> bool:
         """Whether a sampler has really said something. Strangers are not worth the cost of a signature."""

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from typing import Final
 
 from protocol import Envelope
-from protocol.envelope import verify_body
+from protocol.envelope import verify_id
 
 REMEMBERED: Final = 16_384
 
@@ -25,7 +25,7 @@ class Seals:
         said = envelope.id
         seal = (said, envelope.signature)
         if seal not in self._good:
-            verify_body(envelope.kind, envelope.body, envelope.signer, envelope.signature, envelope.run)
+            verify_id(envelope.kind, said, envelope.signer, envelope.signature)
             self._good[seal] = None
             if len(self._good) > REMEMBERED:
                 self._good.popitem(last=False)

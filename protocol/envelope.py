@@ -9,6 +9,7 @@ never opens as another, and a message has one id however it was signed.
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from typing import Annotated, Any, Generic, TypeVar
 
 from protocol import canonical, limits, wire
@@ -53,7 +54,7 @@ class Opened(Generic[T]):
     """The bytes as they travelled, to store or to pass on."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class Envelope:
     """A sealed message before its signature has been checked: every part is a claim."""
 
@@ -76,7 +77,7 @@ class Envelope:
             raise
         return cls(parts.kind, parts.run, parts.signer, parts.body, parts.signature, sealed)
 
-    @property
+    @cached_property
     def id(self) -> bytes:
         """The message's id, which commits to kind, run, signer and body."""
         return message_id(self.kind, self.run, self.signer, self.body)

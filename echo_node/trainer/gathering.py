@@ -9,7 +9,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -23,6 +23,9 @@ from echo_node.trainer.replay import ReplayBuffer
 from echo_node.trainer.wanting import Wanting
 from echo_node.trainer.wasting import Waste
 from protocol import Envelope, read_batch, topics
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # libp2p brings it, with stubs of trio that lack this name
 
 USELESS: Final = "too many of its groups were of no use"
 _HURRY_STEPS = 2.0
@@ -58,8 +61,9 @@ class GossipSource:
         self._waste = Waste(sieve.named)
         self._read: OrderedDict[bytes, Sequence[Envelope]] = OrderedDict()
         """Messages that were looked at and not yet taken, so that each is taken apart once."""
-        self._turn = trio.Lock()
-        """Who takes groups in, one message at a time: room that was found is still there when they are on disk."""
+        self._judging, self._keeping = trio.Lock(), trio.Lock()
+        """Who judges groups, and who finds room for them and writes them down: the next are judged while the last go to the disk.
+        All pass through both in one order, so that nobody hears that a group is a second one before the first is safe."""
         self._changed = trio.Event()
         self._wanting = Wanting(batch)
         self._missing_since: float | None = None
@@ -70,7 +74,7 @@ class GossipSource:
     async def hear(self, network: Network) -> None:
         """Take in groups for as long as the trainer works."""
         topic = topics.topic(self._run, topics.GROUPS)
-        async with network.subscribe(topic, self.look_at) as inbox:
+        async with network.subscribe(topic, self.look_at) as inbox, trio.open_nursery() as nursery:
             async for message in inbox:
                 together = [message]
                 while len(inbox) and len(together) < _TOGETHER:
@@ -81,10 +85,16 @@ class GossipSource:
                     for group in self._envelopes(each.data)
                     if not is_reference(group)
                 ]
-                refused = await self._take([group for _, group in groups])
-                for (sender, group), why in zip(groups, refused, strict=True):
-                    if why is not None:
-                        self._note(sender, group, why)
+                await nursery.start(self._take_heard, groups)
+
+    async def _take_heard(
+        self, groups: Sequence[tuple[bytes, Envelope]], task_status: TaskStatus[None]
+    ) -> None:
+        """Take in groups with who passed them on. It has started when they are judged, and their turn for the disk has come."""
+        refused = await self._take([group for _, group in groups], task_status.started)
+        for (sender, group), why in zip(groups, refused, strict=True):
+            if why is not None:
+                self._note(sender, group, why)
 
     async def take(self, message: Message) -> bytes:
         """Groups that were delivered by hand, long ones by reference, and a receipt for who did, should that by gossip be lost."""
@@ -177,30 +187,49 @@ class GossipSource:
         envelopes = self._read.pop(data, None) or read_batch(data)
         return [envelope for envelope in envelopes if not self._waste.is_spent(envelope.signer)]
 
-    async def _take(self, groups: Sequence[Envelope]) -> list[Refused | None]:
-        """Keep groups and answer their samplers; returns for each why not, or nothing."""
+    async def _take(
+        self, groups: Sequence[Envelope], judged: Callable[[], None] = lambda: None
+    ) -> list[Refused | None]:
+        """Keep groups and answer their samplers; returns for each why not, or nothing. `judged` hears when others may be."""
         self.bytes_in += sum(len(envelope.sealed) for envelope in groups)
-        good: list[Admitted] = []
-        refused: list[Refused | None] = []
-        async with self._turn:
-            for judged in await self._judge(groups):
-                if isinstance(judged, Refused):
-                    refused.append(judged)
-                    if judged.signed:
-                        self._receipts.refuse(judged.id, judged.reason)
-                elif self._buffer.reserve(judged.group.signer, judged.group.message.engine):
-                    refused.append(None)
-                    good.append(judged)
-                else:
-                    refused.append(Refused(judged.group.id, "full", "there is no room for it", signed=True))
-                    self._release(judged)
-                    self._receipts.refuse(judged.group.id, "full")
+        async with self._judging:
+            found = await self._judge(groups)
+            try:
+                await self._keeping.acquire()
+            except trio.Cancelled:  # who delivered them has gone: they will come again
+                for each in found:
+                    if isinstance(each, Admitted):
+                        self._release(each)
+                raise
+        try:
+            judged()
+            good, refused = self._find_room(found)
             await self._keep(good)
+        finally:
+            self._keeping.release()
         if self._wanting.seconds is None:
             self._receipts.rate = self._wanting.starting(len(self._buffer), self._buffer.samplers)
         if good or any(each is not None and each.reason == "full" for each in refused):
             self.wake()
         return refused
+
+    def _find_room(self, judged: Sequence[Admitted | Refused]) -> tuple[list[Admitted], list[Refused | None]]:
+        """Those that are kept; and of each why it is not, or nothing."""
+        good: list[Admitted] = []
+        refused: list[Refused | None] = []
+        for each in judged:
+            if isinstance(each, Refused):
+                refused.append(each)
+                if each.signed:
+                    self._receipts.refuse(each.id, each.reason)
+            elif self._buffer.reserve(each.group.signer, each.group.message.engine):
+                refused.append(None)
+                good.append(each)
+            else:
+                refused.append(Refused(each.group.id, "full", "there is no room for it", signed=True))
+                self._release(each)
+                self._receipts.refuse(each.group.id, "full")
+        return good, refused
 
     async def _keep(self, groups: Sequence[Admitted]) -> None:
         """Write groups down, and only then have them wait and say so. Where that fails, their slots are free again."""

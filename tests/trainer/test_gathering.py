@@ -69,7 +69,7 @@ class Trainer:
         """Until what was sent is heard and on disk: that takes a thread, which no test clock sees."""
         for _ in range(3):  # what came meanwhile has its turn after this one
             await trio.testing.wait_all_tasks_blocked()
-            async with self.source._turn:
+            async with self.source._judging, self.source._keeping:
                 pass
         await trio.testing.wait_all_tasks_blocked()
 
@@ -314,7 +314,7 @@ async def test_messages_that_come_while_the_disk_is_busy_are_written_down_togeth
             return await keep(groups)
 
         monkeypatch.setattr(trainer.journal, "keep", noting)
-        async with trainer.source._turn:
+        async with trainer.source._keeping:
             for slot in range(5):
                 await trainer.sampler.publish(GROUPS, write_batch([trainer.group(slot)]))
                 await trio.testing.wait_all_tasks_blocked()  # the first is read before the others come
@@ -322,6 +322,47 @@ async def test_messages_that_come_while_the_disk_is_busy_are_written_down_togeth
         assert sum(kept) == 5
         assert len(kept) == 2, "those that were read before the disk was busy, and all the others"
         assert await trainer.told() == {"accepted": 5}
+
+
+async def test_groups_are_judged_while_others_go_to_the_disk_and_told_of_in_their_order(monkeypatch):
+    """A second copy comes while the first is written: its sampler hears that it is double after the first is safe."""
+    async with gathering() as trainer:
+        done, judged, answers = trio.Event(), trio.Event(), []
+        keep, judge = trainer.journal.keep, trainer.source._judge
+        accept, refuse = trainer.receipts.accept, trainer.receipts.refuse
+
+        async def slow(groups):
+            await done.wait()
+            return await keep(groups)
+
+        async def noted(groups):
+            found = await judge(groups)
+            if len(groups) == 2:
+                judged.set()
+            return found
+
+        monkeypatch.setattr(trainer.journal, "keep", slow)
+        monkeypatch.setattr(trainer.source, "_judge", noted)
+        monkeypatch.setattr(
+            trainer.receipts, "accept", lambda group: (answers.append("accepted"), accept(group))
+        )
+        monkeypatch.setattr(
+            trainer.receipts, "refuse", lambda group, why: (answers.append(why), refuse(group, why))
+        )
+        first, second = trainer.group(0), trainer.group(1)
+        async with trio.open_nursery() as nursery:
+            for sealed in ([first], [first, second]):
+                await trainer.sampler.publish(GROUPS, write_batch(sealed))
+                await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(trainer.source.take, Message(GROUPS, write_batch([first]), ANN.public))
+            with trio.fail_after(10):
+                await judged.wait()
+            await trio.testing.wait_all_tasks_blocked()
+            assert answers == []
+            done.set()
+        await trainer.settled()
+        assert answers == ["accepted", "duplicate", "accepted", "duplicate"]
+        assert len(trainer.buffer) == len(await trainer.journal.waiting()) == 2
 
 
 async def test_a_delivery_by_hand_is_taken_like_gossip():
