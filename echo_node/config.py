@@ -5,6 +5,7 @@ The environment is read here and nowhere else.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tomllib
@@ -15,6 +16,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo_node.errors import ConfigError, boundary
+from echo_node.plain import read_given
 
 M = TypeVar("M", bound=BaseModel)
 _PROBLEMS = {
@@ -23,7 +25,7 @@ _PROBLEMS = {
     "model_type": "{name} is a table, and not {given}",
     "dict_type": "{name} is a table, and not {given}",
 }
-_MOST_CHARACTERS = 1_000_000
+_MOST_BYTES = 1_000_000
 """Of a TOML file. A device has no end."""
 
 
@@ -109,11 +111,10 @@ def no_color() -> bool:
 
 def _text(file: Path) -> str:
     """The file, with or without the mark that some editors put in front."""
-    with file.open(encoding="utf-8-sig") as opened:
-        text = opened.read(_MOST_CHARACTERS + 1)
-    if len(text) > _MOST_CHARACTERS:
+    data = read_given(file, _MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
         raise ConfigError(f"{file} is too long for settings", advice="is it the file that you mean?")
-    return text
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
 
 
 def _known(model: type[BaseModel], tables: Sequence[int | str]) -> str:

@@ -129,13 +129,13 @@ def _backup_text(source: str) -> str:
 
     from echo_node.backup import MOST_CHARACTERS
     from echo_node.errors import ConfigError, boundary
+    from echo_node.plain import read_given
 
     with boundary(ConfigError, f"reading {source}", advice="give the backup's file, or - for standard input"):
         if source == "-":
             data = sys.stdin.buffer.read(4 * MOST_CHARACTERS + 1)
         else:
-            with Path(source).open("rb") as file:
-                data = file.read(4 * MOST_CHARACTERS + 1)
+            data = read_given(Path(source), 4 * MOST_CHARACTERS + 1)
     return data.decode("utf-8", "replace")
 
 
@@ -151,13 +151,13 @@ def _passphrase(file: Path | None, *, twice: bool) -> str:
 
     from echo_node.backup import LONGEST_PASSPHRASE
     from echo_node.errors import ConfigError, boundary
+    from echo_node.plain import read_given
 
     if file is not None:
-        with (
-            boundary(ConfigError, f"reading {file}", advice=_FIRST_LINE),
-            file.open(encoding="utf-8") as lines,
-        ):
-            return lines.readline(4 * LONGEST_PASSPHRASE).rstrip("\r\n")
+        with boundary(ConfigError, f"reading {file}", advice=_FIRST_LINE):
+            return (
+                read_given(file, 16 * LONGEST_PASSPHRASE, line=True).partition(b"\n")[0].decode().rstrip("\r")
+            )
     try:
         Path("/dev/tty").open("rb").close()
     except OSError:

@@ -11,6 +11,7 @@ import typer
 
 app = typer.Typer(no_args_is_help=True, help="Run the node in the background, as a systemd user service.")
 _SECONDS = 90.0
+_MOST_BYTES = 1_000_000
 """For systemd to do what it is told: a node that stops has a minute."""
 
 
@@ -29,7 +30,7 @@ def install(
 ) -> None:
     """Write the service and start it. Installing it again with other words changes it."""
     from echo_node.errors import ConfigError, StoreError, boundary
-    from echo_node.service import MARK, unit
+    from echo_node.service import unit
 
     role, complete = _checked(words)
     text = unit(Path(sys.executable), complete, Path.cwd(), role)
@@ -37,8 +38,8 @@ def install(
         typer.echo(text, nl=False)
         return
     file = _file()
-    with boundary(StoreError, f"writing {file}"):
-        if file.exists() and MARK not in file.read_text("utf-8", "replace"):
+    with boundary(StoreError, f"writing {file}", advice="move away what is there, if you may"):
+        if file.exists() and not _is_ours(file):
             raise ConfigError(f"{file} is somebody else's", advice="move it away first")
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = file.with_suffix(".new")
@@ -60,14 +61,13 @@ def install(
 def uninstall() -> None:
     """Stop the service and remove it. The key and what the node holds stay."""
     from echo_node.errors import ConfigError, StoreError, boundary
-    from echo_node.service import MARK
 
     file = _file()
     if not file.exists():
         typer.echo(f"there is no service: {file} does not exist")
         return
-    with boundary(StoreError, f"removing {file}"):
-        if MARK not in file.read_text("utf-8", "replace"):
+    with boundary(StoreError, f"removing {file}", advice="remove it by hand, if it is yours"):
+        if not _is_ours(file):
             raise ConfigError(f"{file} is somebody else's", advice="remove it by hand, if it is yours")
         runs = _manager_runs()
         if runs:
@@ -118,6 +118,14 @@ def _file() -> Path:
     from echo_node.service import NAME
 
     return config_home() / "systemd" / "user" / NAME
+
+
+def _is_ours(file: Path) -> bool:
+    from echo_node.plain import open_plain
+    from echo_node.service import MARK
+
+    with open_plain(file) as opened:
+        return MARK.encode() in opened.read(_MOST_BYTES)
 
 
 def _manager_runs() -> bool:

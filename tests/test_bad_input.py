@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_node import introducing, program, state
+from echo_node import introducing, plain, program, state
 from echo_node.backup import Cost, write_backup
 from echo_node.cli import app
 from echo_node.engine import kinds
@@ -111,6 +111,23 @@ def mode(name: str, bits: int) -> Before:
     return lambda place: (place.path / name).chmod(bits)
 
 
+def instead(name: str, kind: str) -> Before:
+    """A pipe that nobody writes into, a device or a folder, where a file should be."""
+
+    def before(place: Place) -> None:
+        path = place.path / name.replace("HELD", str(place.held))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        if kind == "a folder":
+            path.mkdir()
+        elif kind == "a device":
+            path.symlink_to("/dev/zero")
+        else:
+            os.mkfifo(path, 0o600)
+
+    return before
+
+
 def damaged_manifest(place: Place) -> None:
     file = place.path / "run" / "manifest"
     data = bytearray(file.read_bytes())
@@ -187,6 +204,21 @@ def _without_torch():
         sys.modules.pop("torch")
         if before is not None:
             sys.modules["torch"] = before
+
+
+def pipe(place: Place) -> AbstractContextManager[object]:
+    instead("pipe", "a pipe")(place)
+    written("backup", backup_of(STRANGER))(place)
+    return _short_pipes()
+
+
+@contextmanager
+def _short_pipes():
+    before, plain.PIPE_SECONDS = plain.PIPE_SECONDS, 0.2
+    try:
+        yield
+    finally:
+        plain.PIPE_SECONDS = before
 
 
 @contextmanager
@@ -317,6 +349,30 @@ CASES = (
         "keys backup --passphrase-file passphrase",
         "5 characters",
         before=written("passphrase", "short\n"),
+    ),
+    # pipes, devices and folders where files should be
+    *(
+        case(f"{kind} for the {name}, {words}", words, f"it is {kind}, and no file", 1, before=instead(f"state/{name}", kind))
+        for kind in ("a pipe", "a device", "a folder")
+        for name, words in (("key", "keys show"), ("key", SEED), ("format", "keys show"))
+    ),
+    case("pipe for a service's file", "service uninstall", "it is a pipe, and no file", 1, before=instead("config/systemd/user/echo-node.service", "a pipe")),
+    case("pipe for a model's description", "engines --model piped", "it has no config.json", before=instead("piped/config.json", "a pipe")),
+    case("pipe for a model", "engines --model model.gguf", "there is no file", before=instead("model.gguf", "a pipe")),
+    case("pipe for a manifest", "run show pipe", "there is no run in pipe", before=instead("pipe", "a pipe")),
+    case("pipe for a run's manifest", "run show run", "there is no run in run", before=instead("run/manifest", "a pipe")),
+    *(
+        case(f"pipe that nobody writes into, {words}", words, "nobody writes into it", before=pipe)
+        for words in (
+            "run new pipe",
+            "demo --config pipe",
+            "keys restore pipe",
+            "keys restore backup --passphrase-file pipe",
+        )
+    ),
+    *(
+        case(f"{name} that is a pipe", (*SAMPLE[:2], role, *LOOPBACK, "run"), name, 1, before=instead(f"HELD/{name}", "a pipe"))
+        for role, name in (("sampler", "outbox.sqlite"), ("sampler", "ledger.sqlite"), ("trainer", "journal.sqlite"), ("trainer", "records.sqlite"))
     ),
     # the state
     case("state that is a file", "keys show --state run.toml", "run.toml", 1),

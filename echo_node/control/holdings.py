@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from echo_node.errors import ConfigError, EchoError, StoreError, boundary
 from echo_node.keyfile import load
+from echo_node.plain import open_plain
 from echo_node.state import opened
 from protocol import ProtocolError, limits, open_manifest
 
@@ -146,7 +147,7 @@ def _name(manifest: Path) -> str:
     """What its author called the run, if its signed manifest lies there."""
     most = limits.MANIFEST_BYTES + limits.ENVELOPE_BYTES
     try:
-        with manifest.open("rb") as file:
+        with open_plain(manifest) as file:
             return open_manifest(file.read(most + 1)).message.name
     except (OSError, ProtocolError):
         return ""
