@@ -28,6 +28,7 @@ from echo_node import (
     weights_cli,
 )
 from echo_node.ctrl_c import INTERRUPTED, ctrl_c_ends_at_once
+from echo_node.given import path_for
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -91,14 +92,17 @@ def demo(
             help="One process without a network, a trainer and samplers alone: quick, and exact to repeat.",
         ),
     ] = False,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with these and other settings.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(parser=path_for("--config"), help="A TOML file with these and other settings."),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="One setting, such as algorithm.learning_rate=1e-4. May be repeated."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the curves, the steps and the settings go.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(parser=path_for("--out"), help="Where the curves, the steps and the settings go.")
+    ] = Path("runs/demo"),
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep every node's folder afterwards, and say where.")
     ] = False,

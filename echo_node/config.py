@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pwd
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -86,11 +87,21 @@ def write_resolved(config: BaseModel, file: Path) -> None:
     file.write_text("\n".join([*lines, *tables]) + "\n", "utf-8")
 
 
+def home() -> Path:
+    """The person's own folder. An empty variable says nothing; and a container may run as a user whom no list has."""
+    try:
+        return Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        raise ConfigError(
+            "this user has no home folder", advice="set HOME, or XDG_STATE_HOME, or give --state"
+        ) from None
+
+
 def state_home() -> Path:
     """Where a node keeps its key and its work, unless the person says otherwise (XDG base directories)."""
     told = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(told) if Path(told).is_absolute() else Path.home() / ".local" / "state"
-    return home / "echo-node"
+    place = Path(told) if Path(told).is_absolute() else home() / ".local" / "state"
+    return place / "echo-node"
 
 
 def one_thread_environment() -> dict[str, str]:
@@ -101,7 +112,7 @@ def one_thread_environment() -> dict[str, str]:
 def config_home() -> Path:
     """Where programs keep what a person has set up, such as services (XDG base directories)."""
     told = os.environ.get("XDG_CONFIG_HOME", "")
-    return Path(told) if Path(told).is_absolute() else Path.home() / ".config"
+    return Path(told) if Path(told).is_absolute() else home() / ".config"
 
 
 def no_color() -> bool:

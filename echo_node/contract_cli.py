@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from echo_node.given import path_for
+
 if TYPE_CHECKING:
     from echo_node.contract.trying import Finding, Subject
 
@@ -110,7 +112,10 @@ def new(
     ],
     *,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the package goes; echo-contract-NAME here if left out.")
+        Path | None,
+        typer.Option(
+            parser=path_for("--folder"), help="Where the package goes; echo-contract-NAME here if left out."
+        ),
     ] = None,
 ) -> None:
     """Write a contract as a package with its test, ready to be installed, tried and changed."""

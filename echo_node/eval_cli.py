@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from echo_node.given import path_for
 from echo_node.keys_cli import State
 
 if TYPE_CHECKING:
@@ -87,7 +88,12 @@ def evaluate(
 
 def export(
     run: Named,
-    to: Annotated[Path, typer.Argument(help="The folder to write; it must not exist.", show_default=False)],
+    to: Annotated[
+        Path,
+        typer.Argument(
+            parser=path_for("TO"), help="The folder to write; it must not exist.", show_default=False
+        ),
+    ],
     *,
     version: Annotated[
         int | None, typer.Option(help="Which version; the best that was measured by `run eval` if left out.")

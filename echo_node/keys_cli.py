@@ -8,6 +8,8 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from echo_node.given import path_for
+
 if TYPE_CHECKING:
     from echo_node.state import StateFolder
 
@@ -16,13 +18,17 @@ app = typer.Typer(no_args_is_help=True, help="This node's identity: show it, bac
 State = Annotated[
     Path | None,
     typer.Option(
-        "--state", help="Where the node keeps its key and its work; the XDG state folder if left out."
+        "--state",
+        parser=path_for("--state"),
+        help="Where the node keeps its key and its work; the XDG state folder if left out.",
     ),
 ]
 PassphraseFile = Annotated[
     Path | None,
     typer.Option(
-        "--passphrase-file", help="A file whose first line is the passphrase; asked for if left out."
+        "--passphrase-file",
+        parser=path_for("--passphrase-file"),
+        help="A file whose first line is the passphrase; asked for if left out.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
@@ -52,7 +58,10 @@ def backup(
     *,
     state: State = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="A new file for it; standard output if left out.")
+        Path | None,
+        typer.Option(
+            "--out", parser=path_for("--out"), help="A new file for it; standard output if left out."
+        ),
     ] = None,
     passphrase_file: PassphraseFile = None,
 ) -> None:

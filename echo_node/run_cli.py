@@ -14,6 +14,7 @@ import typer
 
 from echo_node import eval_cli
 from echo_node.eval_cli import Json, Named
+from echo_node.given import path_for
 from echo_node.keys_cli import State
 
 if TYPE_CHECKING:
@@ -56,10 +57,16 @@ MEANINGS: Final = {
 def new(
     file: Annotated[
         Path,
-        typer.Argument(help="The run as a TOML file: name, trainers, and what differs from the defaults."),
+        typer.Argument(
+            parser=path_for("FILE"),
+            help="The run as a TOML file: name, trainers, and what differs from the defaults.",
+        ),
     ],
     *,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; the file's name without .toml.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=path_for("--out"), help="The run's folder; the file's name without .toml."),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="One setting, such as sync.staleness=2. May be repeated."),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from echo_node.ctrl_c import INTERRUPTED
+from echo_node.given import path_for
 
 if TYPE_CHECKING:
     from echo_node.models.progress import Progress
@@ -49,9 +50,10 @@ def calibrate(
     completions: Annotated[int, typer.Option(min=4, max=100_000, help="How many each class draws.")] = 64,
     tokens: Annotated[int, typer.Option(min=1, max=65_536, help="The most tokens of a completion.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.01, max=100.0, help="That of the run.")] = 1.0,
-    out: Annotated[Path, typer.Option(help="Where the tolerances, the rows and the picture go.")] = Path(
-        "runs/calibration"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(parser=path_for("--out"), help="Where the tolerances, the rows and the picture go."),
+    ] = Path("runs/calibration"),
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each class.")] = False,
 ) -> None:
     """Measure honest bands for each engine class, and propose tolerances for the manifest.

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from echo_node.given import path_for
+
 if TYPE_CHECKING:
     from echo_node.weights.journal import Head
 
@@ -20,11 +22,19 @@ app = typer.Typer(
 
 Folder = Annotated[
     Path,
-    typer.Argument(help="The folder of the store: runs/ID/weights in a node's state.", show_default=False),
+    typer.Argument(
+        parser=path_for("FOLDER"),
+        help="The folder of the store: runs/ID/weights in a node's state.",
+        show_default=False,
+    ),
 ]
 ManifestFile = Annotated[
     Path | None,
-    typer.Option("--manifest", help="The sealed manifest of the run, if the store does not have it."),
+    typer.Option(
+        "--manifest",
+        parser=path_for("--manifest"),
+        help="The sealed manifest of the run, if the store does not have it.",
+    ),
 ]
 
 
@@ -80,14 +90,23 @@ def verify(folder: Folder, *, manifest: ManifestFile = None) -> None:
 @app.command()
 def export(
     folder: Folder,
-    to: Annotated[Path, typer.Argument(help="The folder to write; it must not exist.", show_default=False)],
+    to: Annotated[
+        Path,
+        typer.Argument(
+            parser=path_for("TO"), help="The folder to write; it must not exist.", show_default=False
+        ),
+    ],
     *,
     version: Annotated[
         int | None, typer.Option(help="Which version; the one that is held if left out.")
     ] = None,
     manifest: ManifestFile = None,
     model: Annotated[
-        Path | None, typer.Option(help="A folder with the model's small files, where the store has them not.")
+        Path | None,
+        typer.Option(
+            parser=path_for("--model"),
+            help="A folder with the model's small files, where the store has them not.",
+        ),
     ] = None,
 ) -> None:
     """Write a version as a Hugging Face folder, which `transformers` opens."""
@@ -107,7 +126,10 @@ def provenance(
     *,
     folder: Annotated[
         Path | None,
-        typer.Option(help="The folder of the trainer's run; if left out, the only one in this node's state."),
+        typer.Option(
+            parser=path_for("--folder"),
+            help="The folder of the trainer's run; if left out, the only one in this node's state.",
+        ),
     ] = None,
     manifest: ManifestFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each group.")] = False,

@@ -195,6 +195,16 @@ def _torch_computes_on(device: str):
 
 
 @contextmanager
+def _of_no_home():
+    """A user of a container, whom no list has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XDG_STATE_HOME")
+        patch.setenv("HOME", "")
+        patch.setattr(os, "getuid", lambda: 2**31 - 7)
+        yield
+
+
+@contextmanager
 def _without_torch():
     before = sys.modules.get("torch")
     sys.modules["torch"] = None  # as it looks where it is not installed
@@ -374,6 +384,21 @@ CASES = (
         case(f"{name} that is a pipe", (*SAMPLE[:2], role, *LOOPBACK, "run"), name, 1, before=instead(f"HELD/{name}", "a pipe"))
         for role, name in (("sampler", "outbox.sqlite"), ("sampler", "ledger.sqlite"), ("trainer", "journal.sqlite"), ("trainer", "records.sqlite"))
     ),
+    # paths that are empty
+    *(
+        case(f"empty {name}, {' '.join(words)}", (*words, ""), f"the path for {name} is empty")
+        for name, words in (
+            ("--state", ("keys", "show", "--state")),
+            ("--state", (*SEED, "--state")),
+            ("--state", ("status", "--json", "--state")),
+            ("--state", ("service", "install", "--print", "--", *SEED[1:], "--state")),
+            ("--out", ("run", "new", "run.toml", "--out")),
+            ("--out", ("demo", "--out")),
+            ("FILE", ("run", "new")),
+            ("--passphrase-file", ("keys", "backup", "--passphrase-file")),
+        )
+    ),
+    case("nobody's home", "keys show", "has no home folder", before=lambda _: _of_no_home()),
     # the state
     case("state that is a file", "keys show --state run.toml", "run.toml", 1),
     case("state under a file", "keys show --state run.toml/state", "run.toml", 1),
