@@ -118,6 +118,7 @@ def demo(
     one at once.
     """
     from echo_node.config import DemoConfig, load_config
+    from echo_node.ranges import check_ranges
 
     given = load_config(
         DemoConfig,
@@ -130,6 +131,7 @@ def demo(
         hostile=hostile or None,
         in_memory=in_memory or None,
     )
+    check_ranges(given.algorithm)
     with ctrl_c_ends_at_once():
         from echo_node.demo.command import run_demo  # takes a while, so only once the settings are right
 

@@ -86,8 +86,6 @@ def new(
 
     told = read_run_file(file, changes or ())
     sealed = new_run(told, prepared(state or state_home()).identity())
-    if told.algorithm:
-        _check_algorithm(open_manifest(sealed).message)
     folder = out or file.with_suffix("")
     write_run(folder, told, sealed)
     run = open_manifest(sealed).id.hex()
@@ -206,16 +204,6 @@ def _marking(mark: Path) -> AbstractContextManager[None]:
     from echo_node.errors import StoreError, boundary
 
     return boundary(StoreError, f"marking the run in {mark}", advice="may you write there?")
-
-
-def _check_algorithm(manifest: Manifest) -> None:
-    """Its numbers are read by the trainer, which needs torch: on a machine without, the trainer is the first to see them."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") is not None:
-        from echo_node.trainer.settings import training_settings
-
-        training_settings(manifest)
 
 
 def _own_addresses(state: Path) -> tuple[str, ...]:
