@@ -29,6 +29,7 @@ from echo_node import (
 )
 from echo_node.ctrl_c import INTERRUPTED, ctrl_c_ends_at_once
 from echo_node.given import path_for
+from echo_node.saying import say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,7 +53,7 @@ app.command()(doctor_cli.doctor)
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"echo-node {__version__}")
+        say(f"echo-node {__version__}")
         raise typer.Exit
 
 

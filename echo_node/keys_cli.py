@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from echo_node.given import path_for
+from echo_node.saying import say
 
 if TYPE_CHECKING:
     from echo_node.state import StateFolder
@@ -44,10 +45,10 @@ def show(*, state: State = None, as_json: Json = False) -> None:
     folder = state or state_home()
     identity = prepared(folder).identity()
     if as_json:
-        typer.echo(json.dumps({"peer_id": identity.peer_id, "file": str(folder / "key")}))
+        say(json.dumps({"peer_id": identity.peer_id, "file": str(folder / "key")}))
         return
-    typer.echo(identity.peer_id)
-    typer.echo(
+    say(identity.peer_id)
+    say(
         f"the key is in {folder / 'key'}: whoever has it is this node, so keep a copy (echo-node keys backup)",
         err=True,
     )
@@ -93,14 +94,14 @@ def keep_backup(place: StateFolder, out: Path | None, passphrase_file: Path | No
     check_passphrase(passphrase)
     text = write_backup(identity, passphrase)
     if out is None:
-        typer.echo(text, nl=False)
+        say(text, nl=False)
     else:
         with (
             boundary(StoreError, f"writing {out}", advice="give --out a new name, in a folder of yours"),
             _new_file(out) as file,
         ):
             file.write(text)
-        typer.echo(f"the backup of {identity.peer_id} is in {out}: print it, or keep it on another machine")
+        say(f"the backup of {identity.peer_id} is in {out}: print it, or keep it on another machine")
     place.note_backup(identity.peer_id)
 
 
@@ -129,8 +130,8 @@ def restore(
         old = put_back(place.key, identity, replace=replace)
         place.note_backup(identity.peer_id)
     if old is not None:
-        typer.echo(f"the key that was there is now {old}", err=True)
-    typer.echo(f"this node is {identity.peer_id}")
+        say(f"the key that was there is now {old}", err=True)
+    say(f"this node is {identity.peer_id}")
 
 
 def _backup_text(source: str) -> str:

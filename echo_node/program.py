@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import trio
-import typer
 
 from echo_node import log
 from echo_node.ctrl_c import INTERRUPTED
 from echo_node.errors import ConfigError, DefectError, EchoError, StoreError, boundary
+from echo_node.saying import say
 
 _NAME: Final = "echo-node"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -130,7 +130,7 @@ def _by_ctrl_c(error: BaseException | None) -> bool:
 
 
 def _stopped(name: str) -> NoReturn:
-    typer.echo(f"{name}: stopped", err=True)
+    say(f"{name}: stopped", err=True)
     sys.exit(INTERRUPTED)
 
 
@@ -156,7 +156,7 @@ def _stop_with(name: str, error: EchoError) -> NoReturn:
         error = DefectError(
             error.what, advice=error.advice or f"a bug: please report it{_written_down(error)}"
         )
-    typer.echo(f"{name}: {error}", err=True)
+    say(f"{name}: {error}", err=True)
     sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 

@@ -16,6 +16,7 @@ from echo_node import eval_cli
 from echo_node.eval_cli import Json, Named
 from echo_node.given import path_for
 from echo_node.keys_cli import State
+from echo_node.saying import say
 
 if TYPE_CHECKING:
     from protocol import Manifest, Opened
@@ -90,12 +91,12 @@ def new(
     write_run(folder, told, sealed)
     run = open_manifest(sealed).id.hex()
     if as_json:
-        typer.echo(json.dumps({"run": run, "manifest": str(folder / MANIFEST)}))
+        say(json.dumps({"run": run, "manifest": str(folder / MANIFEST)}))
         return
-    typer.echo(f"run {run} is sealed in {folder / MANIFEST}")
+    say(f"run {run} is sealed in {folder / MANIFEST}")
     if len(told.trainers) > 1:
-        typer.echo(f"when its leader is gone, another trainer leads: {_failover(open_manifest(sealed))}")
-    typer.echo(f"next: echo-node join --role trainer {folder}")
+        say(f"when its leader is gone, another trainer leads: {_failover(open_manifest(sealed))}")
+    say(f"next: echo-node join --role trainer {folder}")
 
 
 @app.command()
@@ -114,12 +115,12 @@ def show(
 
     told = described(read_manifest(on_this_machine(run, state or state_home())))
     if as_json:
-        typer.echo(json.dumps(told))
+        say(json.dumps(told))
         return
     for name, value in told.items():
-        typer.echo(f"{name + ':':<14} {one_line(_words(value))}")
+        say(f"{name + ':':<14} {one_line(_words(value))}")
         if explain and name in MEANINGS:
-            typer.echo(f"{'':<14}   {MEANINGS[name]}")
+            say(f"{'':<14}   {MEANINGS[name]}")
 
 
 @app.command()
@@ -172,7 +173,7 @@ def link(
             term=tip.message.term,
             version=tip.message.version,
         )
-        typer.echo(str(made))
+        say(str(made))
 
 
 @app.command("open")
@@ -186,7 +187,7 @@ def open_(run: Named, *, state: State = None) -> None:
     manifest, folder = _own(run, state)
     with _marking(folder / OPEN):
         (folder / OPEN).touch()
-    typer.echo(f"{manifest.message.name} is open: while its trainer runs, anybody may find it")
+    say(f"{manifest.message.name} is open: while its trainer runs, anybody may find it")
 
 
 @app.command()
@@ -197,7 +198,7 @@ def close(run: Named, *, state: State = None) -> None:
     manifest, folder = _own(run, state)
     with _marking(folder / OPEN):
         (folder / OPEN).unlink(missing_ok=True)
-    typer.echo(f"{manifest.message.name} is closed: only who has its link or its id finds it")
+    say(f"{manifest.message.name} is closed: only who has its link or its id finds it")
 
 
 def _marking(mark: Path) -> AbstractContextManager[None]:

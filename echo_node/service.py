@@ -72,7 +72,9 @@ def quoted(word: str) -> str:
 
 
 def _visible(char: str) -> str:
-    return f"\\x{ord(char):02x}" if ord(char) < 32 or ord(char) == 127 else char
+    if ord(char) < 32 or ord(char) == 127:
+        return f"\\x{ord(char):02x}"
+    return f"\\u{ord(char):04x}" if 128 <= ord(char) < 160 else char
 
 
 def _plain_path(folder: Path) -> str:

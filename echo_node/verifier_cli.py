@@ -15,6 +15,7 @@ import typer
 
 from echo_node.ctrl_c import INTERRUPTED
 from echo_node.given import path_for
+from echo_node.saying import printable, say
 
 if TYPE_CHECKING:
     from echo_node.models.progress import Progress
@@ -82,7 +83,7 @@ def calibrate(
             drawn, problems = _draw(wanted, folder, task, threads, progress)
             found = _judge(drawn, folder, task, threads, progress) if drawn else []
     except KeyboardInterrupt:
-        typer.echo("echo-node: stopped, nothing was written", err=True)
+        say("echo-node: stopped, nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
     named = "the embedded model" if model is None else folder.name if Path(model).exists() else model
     title = f"{named}, {completions} completions of up to {task.limits.max_tokens} tokens"
@@ -93,7 +94,7 @@ def calibrate(
     picture = _write(out, title, toml, rows, found) if found else ""
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row))
+            say(json.dumps(row))
     else:
         _print(title, rows, toml, picture)
     if not found:
@@ -280,7 +281,7 @@ def _print(title: str, rows: Sequence[dict[str, Any]], toml: str, picture: str) 
 
 
 def _say(console: Any, text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(printable(text), markup=False, soft_wrap=True)
 
 
 @contextmanager

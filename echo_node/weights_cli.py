@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echo_node.given import path_for
+from echo_node.saying import say
 
 if TYPE_CHECKING:
     from echo_node.weights.journal import Head
@@ -58,7 +59,7 @@ def show_log(
     rows = [_row(head, folder / "blobs", held) for head in heads]
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row))
+            say(json.dumps(row))
         return
     _print_table(rows, holding=journal.follower.holding)
 
@@ -80,11 +81,11 @@ def verify(folder: Folder, *, manifest: ManifestFile = None) -> None:
             problems = store.verify()
             heads, tip = len(store.follower.heads), store.tip
     for problem in problems:
-        typer.echo(problem)
+        say(problem)
     if problems:
         raise typer.Exit(1)
     holds = f"version {tip.message.version} is held whole" if tip else "no version is held yet"
-    typer.echo(f"{heads} heads, every signature and hash is right; {holds}")
+    say(f"{heads} heads, every signature and hash is right; {holds}")
 
 
 @app.command()
@@ -115,9 +116,9 @@ def export(
 
     opened, rules, layout = read_papers(folder, manifest)
     done = export_version(folder, to, opened.message, rules, layout, version=version, model=model)
-    typer.echo(f"version {done.version} is in {to}: {done.size / 1e6:,.1f} MB of weights")
+    say(f"version {done.version} is in {to}: {done.size / 1e6:,.1f} MB of weights")
     for name in done.missing:
-        typer.echo(f"missing: {name}, which the manifest names; give a folder that has it with --model")
+        say(f"missing: {name}, which the manifest names; give a folder that has it with --model")
 
 
 @app.command()
@@ -165,14 +166,14 @@ def provenance(
     ]
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row))
+            say(json.dumps(row))
     else:
         _print_groups(rows, f"Version {version}, step {head.message.step}")
     if merkle_root(sorted(bytes.fromhex(str(row["group"])) for row in rows)) != head.message.groups:
-        typer.echo(f"these are not the groups that the head of version {version} commits to", err=True)
+        say(f"these are not the groups that the head of version {version} commits to", err=True)
         raise typer.Exit(1)
     if not as_json:
-        typer.echo(f"{len(rows)} groups: what the head of version {version} commits to")
+        say(f"{len(rows)} groups: what the head of version {version} commits to")
 
 
 def _only_run() -> Path:

@@ -594,6 +594,41 @@ def test_status_without_a_node_says_what_is_held_and_fails(place, capsys):
 
 
 @pytest.mark.usefixtures("own_logging")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "keys show --state EVIL",
+        "keys backup --passphrase-file passphrase --out EVIL",
+        "keys restore EVIL",
+        "status --state EVIL",
+        "watch --state EVIL",
+        "leave --forget-weights --state EVIL",
+        "run new run.toml --out EVIL",
+        "run new EVIL",
+        "run show EVIL",
+        "run eval EVIL",
+        "join --role sampler EVIL",
+        "join --role EVIL",
+        "EVIL",
+        "weights log EVIL",
+        "engines --model EVIL",
+        "contract show EVIL",
+        "contract new digits --folder EVIL",
+        "demo --config EVIL",
+        "demo --set EVIL=1",
+        "service install --print -- --role sampler --state EVIL run",
+    ],
+)
+def test_nothing_that_a_person_names_is_obeyed_by_the_terminal(words, place, capsys):
+    (place.path / "passphrase").write_text("a passphrase that is long enough\n")
+    evil = "\x1b]0;title\x07\x1b[31mred\rback\x9b2J"
+    _, out, said = end_of([word.replace("EVIL", evil) for word in words.split()], capsys)
+    obeyed = {each for each in out + said if not each.isprintable()} - {"\n"}
+    assert not obeyed
+    assert out + said
+
+
+@pytest.mark.usefixtures("own_logging")
 def test_status_says_what_is_wrong_with_the_key_rather_than_that_there_is_none(place, capsys):
     (place.path / "state" / "key").chmod(0o644)
     code, out, _ = end_of(["status"], capsys)
