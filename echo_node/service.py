@@ -30,6 +30,8 @@ Restart=on-failure
 RestartSec=10
 # 2: what was written cannot be used as it stands, however often it is tried
 RestartPreventExitStatus=2
+# 143: it was stopped while it was still loading
+SuccessExitStatus=143
 KillSignal=SIGTERM
 # only the node hears it, says goodbye and ends its engines itself
 KillMode=mixed
