@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
-import click
 import typer
 
 from echo_node.keys_cli import State
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 DEVICES: Final = ("auto", "cpu", "cuda", "mps")
 _TRIES: Final = 3
-"""How often a person may mistype a passphrase."""
+"""How often a person may mistype a passphrase, or a number."""
 
 
 def join(
@@ -329,9 +328,11 @@ def agree(manifest: Opened[Manifest]) -> bool:
 def _said_yes(question: str) -> bool:
     try:
         return typer.confirm(question, default=True, err=True)
-    except typer.Abort:  # Ctrl-D: nobody said yes
+    except typer.Abort as end:
         say(err=True)
-        return False
+        if isinstance(end.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None  # it is no answer: the person wants to be rid of all of it
+        return False  # Ctrl-D: nobody said yes
 
 
 def _offer_nothing(place: StateFolder) -> None:
@@ -341,7 +342,7 @@ def _offer_nothing(place: StateFolder) -> None:
 def offer_backup(place: StateFolder) -> None:
     """Ask a person, once, whether a key that was just made shall have its backup now."""
     from echo_node.errors import ConfigError
-    from echo_node.keys_cli import keep_backup
+    from echo_node.keys_cli import NoPassphraseError, keep_backup
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
@@ -351,8 +352,8 @@ def offer_backup(place: StateFolder) -> None:
     for _ in range(_TRIES):
         try:
             keep_backup(place, place.path / f"backup-{place.identity().peer_id[-8:]}.txt")
-        except typer.Abort:  # Ctrl-D: no passphrase, no backup
-            say(err=True)
+        except NoPassphraseError as error:
+            say(f"no backup: {error.what}", err=True)
             return
         except ConfigError as error:
             say(f"no backup: {error}", err=True)
@@ -370,12 +371,19 @@ def choose(runs: Sequence[Opened[Manifest]]) -> Opened[Manifest]:
         say(f"{number:>3}  {one_line(run.message.name)}  {run.id.hex()}", err=True)
     if not sys.stdin.isatty():
         raise ConfigError("several runs are open, and nobody chooses", advice="give the id of one of them")
-    try:
-        wanted: int = typer.prompt("Which one?", type=click.IntRange(1, len(runs)), default=1, err=True)
-    except typer.Abort:  # Ctrl-D
-        say(err=True)
-        raise ConfigError("no run was chosen", advice="nothing was fetched and nothing was run") from None
-    return runs[wanted - 1]
+    nothing = "nothing was fetched and nothing was run"
+    for _ in range(_TRIES):
+        try:
+            wanted: str = typer.prompt("Which one?", type=str, default="1", err=True)
+        except typer.Abort as end:
+            say(err=True)
+            if isinstance(end.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise ConfigError("no run was chosen", advice=nothing) from None  # Ctrl-D
+        if wanted.isdecimal() and 1 <= int(wanted[:9]) <= len(runs):
+            return runs[int(wanted[:9]) - 1]
+        say(f"that is no number from 1 to {len(runs)}", err=True)
+    raise ConfigError("no run was chosen", advice=nothing)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from echo_node.errors import ConfigError
 from echo_node.given import path_for
 from echo_node.saying import say
 
@@ -80,7 +81,7 @@ def backup(
 def keep_backup(place: StateFolder, out: Path | None, passphrase_file: Path | None = None) -> None:
     """Write a backup into a new file, or to standard output, and note that there is one."""
     from echo_node.backup import check_passphrase, write_backup
-    from echo_node.errors import ConfigError, StoreError, boundary, looking_at
+    from echo_node.errors import StoreError, boundary, looking_at
 
     identity = place.identity()
     if out is not None:
@@ -102,7 +103,10 @@ def keep_backup(place: StateFolder, out: Path | None, passphrase_file: Path | No
         ):
             file.write(text)
         say(f"the backup of {identity.peer_id} is in {out}: print it, or keep it on another machine")
-    place.note_backup(identity.peer_id)
+    try:
+        place.note_backup(identity.peer_id)
+    except StoreError as error:  # the backup is as good without it
+        say(f"the backup is made, and you will be reminded of it all the same: {error.what}", err=True)
 
 
 @app.command()
@@ -134,11 +138,15 @@ def restore(
     say(f"this node is {identity.peer_id}")
 
 
+class NoPassphraseError(ConfigError):
+    """The person gives none."""
+
+
 def _backup_text(source: str) -> str:
     import sys
 
     from echo_node.backup import MOST_CHARACTERS
-    from echo_node.errors import ConfigError, boundary
+    from echo_node.errors import boundary
     from echo_node.plain import read_given
 
     with boundary(ConfigError, f"reading {source}", advice="give the backup's file, or - for standard input"):
@@ -160,7 +168,7 @@ def _passphrase(file: Path | None, *, twice: bool) -> str:
     import getpass
 
     from echo_node.backup import LONGEST_PASSPHRASE
-    from echo_node.errors import ConfigError, boundary
+    from echo_node.errors import boundary
     from echo_node.plain import read_given
 
     if file is not None:
@@ -174,7 +182,15 @@ def _passphrase(file: Path | None, *, twice: bool) -> str:
         raise ConfigError(
             "there is no terminal to ask for the passphrase at", advice="give --passphrase-file"
         ) from None
-    told = getpass.getpass("passphrase of the backup: ")
-    if twice and getpass.getpass("the same again: ") != told:
+    try:
+        told = getpass.getpass("passphrase of the backup: ")
+        again = getpass.getpass("the same again: ") if twice else told
+    except KeyboardInterrupt:
+        say(err=True)  # the line with the question ends here
+        raise
+    except EOFError:  # Ctrl-D
+        say(err=True)
+        raise NoPassphraseError("no passphrase was given", advice="begin again") from None
+    if again != told:
         raise ConfigError("these are two different passphrases", advice="begin again")
     return told

@@ -14,10 +14,11 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,6 +127,12 @@ def instead(name: str, kind: str) -> Before:
             os.mkfifo(path, 0o600)
 
     return before
+
+
+def newer(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as file:
+        file.execute("PRAGMA user_version = 99")
+        file.execute("CREATE TABLE what_comes (later)")
 
 
 def damaged_manifest(place: Place) -> None:
@@ -413,6 +420,7 @@ CASES = (
     case("corrupt outbox", (*SAMPLE, "run"), "outbox.sqlite", 1, before=written("HELD/outbox.sqlite", GARBAGE)),
     case("corrupt journal", (*SAMPLE[:2], "trainer", *LOOPBACK, "run"), "journal.sqlite", 1, before=written("HELD/journal.sqlite", GARBAGE)),
     case("corrupt records", (*SAMPLE[:2], "trainer", *LOOPBACK, "run"), "records.sqlite", 1, before=written("HELD/records.sqlite", GARBAGE)),
+    case("records of a newer version", (*SAMPLE[:2], "trainer", *LOOPBACK, "run"), "run the echo-node that wrote it", 1, before=lambda place: newer(place.held / "records.sqlite")),
     case("corrupt ledger", (*SAMPLE[:2], "verifier", *LOOPBACK, "run"), "ledger.sqlite", 1, before=written("HELD/ledger.sqlite", GARBAGE)),
     # manifests
     case("manifest damaged", "run show run", "no manifest", before=damaged_manifest),
@@ -660,3 +668,76 @@ def test_a_corrupt_address_book_is_set_aside_two_nodes_share_no_port_and_both_en
         "kept for whoever looks"
     )
     assert book.read_bytes() != GARBAGE
+
+
+CHOOSING = """
+from types import SimpleNamespace as Some
+from echo_node import join_cli, program
+runs = [Some(message=Some(name=name), id=bytes(32)) for name in ("first", "second")]
+program.main(lambda: print("chosen:", join_cli.choose(runs).message.name), "echo-node")
+"""
+BACKUP = ("Make a backup of it now", "passphrase of the backup: ")
+
+
+def at_a_terminal(words: list[str], *talk: tuple[str, bytes]) -> tuple[int, str]:
+    """The exit code and all that was on the screen; each answer is given as soon as its question is there."""
+    inside = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    command = [sys.executable, "-c", inside, sys.executable, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as person:
+        screen, read = b"", 0
+        for question, answer in talk:
+            while question.encode() not in screen[read:]:
+                piece = os.read(person.stdout.fileno(), 4096)
+                assert piece, screen
+                screen += piece
+            read = len(screen)
+            person.stdin.write(answer)
+            person.stdin.flush()
+        while piece := os.read(person.stdout.fileno(), 4096):
+            screen += piece
+        return person.wait(timeout=60), screen.decode()
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "ends"),
+    [
+        ((b"7\n", b"two\n", b"2\n"), 0, "chosen: second"),
+        ((b"\n",), 0, "chosen: first"),
+        ((b"7\n",) * 3, 2, "echo-node: no run was chosen (nothing was fetched and nothing was run)"),
+        ((b"\x04",), 2, "echo-node: no run was chosen (nothing was fetched and nothing was run)"),
+        ((b"\x03",), 130, "echo-node: stopped"),
+    ],
+    ids=["mistyped", "default", "mistyped for good", "Ctrl-D", "Ctrl-C"],
+)
+def test_a_person_who_chooses_a_run_may_mistype_and_may_stop(answers, code, ends):
+    found, screen = at_a_terminal(["-c", CHOOSING], *(("Which one?", answer) for answer in answers))
+    assert (found, screen.splitlines()[-1]) == (code, ends), screen
+
+
+@pytest.mark.parametrize(
+    "answers", [(b"\x03",), (b"y\n", b"\x03")], ids=["at the question", "at the passphrase"]
+)
+def test_ctrl_c_at_the_offer_of_a_backup_is_no_answer_but_the_end(place, answers):
+    words = ["-m", "echo_node.cli", *SEED, "--no-page", "--state", str(place.path / "new")]
+    code, screen = at_a_terminal(words, *zip(BACKUP, answers, strict=False))
+    assert (code, screen.splitlines()[-1]) == (130, "echo-node: stopped"), screen
+    assert "others reach it" not in screen
+    assert (place.path / "new" / "key").stat().st_size == 32
+
+
+@pytest.mark.usefixtures("place")
+def test_ctrl_d_at_the_passphrase_is_one_line_and_no_backup():
+    words = ["-m", "echo_node.cli", "keys", "backup"]
+    code, screen = at_a_terminal(words, (BACKUP[1], b"\x04"))
+    assert (code, screen.splitlines()[-1]) == (2, "echo-node: no passphrase was given (begin again)")
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_a_backup_that_cannot_be_noted_is_one_all_the_same(place, capsys):
+    (place.path / "passphrase").write_text("a passphrase that is long enough\n")
+    (place.path / "state" / "backed-up").unlink()
+    (place.path / "state" / "backed-up").mkdir()
+    code, out, said = end_of(["keys", "backup", "--passphrase-file", "passphrase"], capsys)
+    assert code == 0, said
+    assert out.startswith("ECHO-NODE KEY BACKUP")
+    assert re.fullmatch(r"the backup is made, and you will be reminded .*\n", said)
