@@ -741,3 +741,51 @@ def test_a_backup_that_cannot_be_noted_is_one_all_the_same(place, capsys):
     assert code == 0, said
     assert out.startswith("ECHO-NODE KEY BACKUP")
     assert re.fullmatch(r"the backup is made, and you will be reminded .*\n", said)
+
+
+PLUG_INS = {
+    "raises": 'raise RuntimeError("not today")',
+    "ends": "import sys; sys.exit(3)",
+    "prints": "print('hello from a plug-in')",
+}
+
+
+@pytest.fixture
+def plug_in(request, place, monkeypatch):
+    """A package with a contract that misbehaves as soon as it is imported, and a run file that names it."""
+    name = f"bad-{request.param}"
+    told = place.path / "site" / f"bad_{request.param}-1.0.dist-info"
+    told.mkdir(parents=True)
+    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (told / "entry_points.txt").write_text(f"[echo_node.contracts]\n{name} = bad_{request.param}:Bad\n")
+    (told.parent / f"bad_{request.param}.py").write_text(
+        f"{PLUG_INS[request.param]}\n"
+        "from echo_node.contract.builtin.digits_reverse import DigitsReverse\n"
+        f"class Bad(DigitsReverse):\n    name = {name!r}\n    version = '1'\n"
+    )
+    run = f'name = "x"\ntrainers = ["{STRANGER.peer_id}"]\ncontract = "{name}@1"\n'
+    (place.path / "plugged.toml").write_text(run)
+    monkeypatch.syspath_prepend(told.parent)
+    return name
+
+
+@pytest.mark.usefixtures("own_logging")
+@pytest.mark.parametrize(
+    ("plug_in", "says"),
+    [("raises", "not today"), ("ends", "wanted to end the program, with 3")],
+    indirect=["plug_in"],
+)
+def test_a_contract_that_fails_as_it_is_imported_is_named_in_one_line(plug_in, says, place, capsys):
+    code, out, said = end_of(["run", "new", "plugged.toml", "--json"], capsys)
+    assert (code, out) == (1, "")
+    assert re.fullmatch(rf"echo-node: .*{plug_in}.*{says} \(whoever wrote it can mend it; .*\)\n", said)
+    assert not (place.path / "plugged").exists()
+
+
+@pytest.mark.usefixtures("own_logging", "place")
+@pytest.mark.parametrize("plug_in", ["prints"], indirect=True)
+def test_what_a_contract_prints_is_no_part_of_the_answer(plug_in, capsys):
+    code, out, said = end_of(["run", "new", "plugged.toml", "--json"], capsys)
+    assert code == 0, said
+    assert json.loads(out).keys() == {"run", "manifest"}, plug_in
+    assert "hello from a plug-in" in said
