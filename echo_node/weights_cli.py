@@ -75,7 +75,8 @@ def verify(folder: Folder, *, manifest: ManifestFile = None) -> None:
 
     _, rules, layout = read_papers(folder, manifest)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         bar.add_task("reading every blob, head and chunk", total=None)
         with WeightsStore.open(folder, rules, layout) as store:
             problems = store.verify()

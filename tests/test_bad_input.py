@@ -789,3 +789,14 @@ def test_what_a_contract_prints_is_no_part_of_the_answer(plug_in, capsys):
     assert code == 0, said
     assert json.loads(out).keys() == {"run", "manifest"}, plug_in
     assert "hello from a plug-in" in said
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_a_store_that_cannot_be_locked_is_one_line_without_an_empty_one_before_it(place, capsys):
+    weights = place.held / "weights"
+    weights.mkdir()
+    shutil.copy(place.path / "run" / "manifest", weights / "manifest")
+    (weights / "lock").mkdir()
+    code, out, said = end_of(["weights", "verify", str(weights)], capsys)
+    assert (code != 0, out) == (True, "")
+    assert re.fullmatch(r"echo-node: .+ \(.+\)\n", said), said

@@ -20,7 +20,7 @@ from echo_node.errors import ContractError, boundary
 from protocol import limits
 
 GROUP: Final = "echo_node.contracts"
-_ADVICE: Final = "whoever wrote it can mend it; echo-node contract list names its package"
+ADVICE: Final = "whoever wrote it can mend it; echo-node contract list names its package"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,7 +72,7 @@ def load(name: str, version: str, params: Mapping[str, object] | None = None) ->
     found = find(name, version)
     with (
         as_a_guest(name),
-        boundary(ContractError, f"setting up the contract {name} {version}", advice=_ADVICE),
+        boundary(ContractError, f"setting up the contract {name} {version}", advice=ADVICE),
     ):
         return found(params)
 
@@ -85,7 +85,7 @@ def as_a_guest(name: str) -> Iterator[None]:
             yield
     except SystemExit as end:
         raise ContractError(
-            f"the contract {name} wanted to end the program, with {end.code!r}", advice=_ADVICE
+            f"the contract {name} wanted to end the program, with {end.code!r}", advice=ADVICE
         ) from None
 
 
@@ -98,7 +98,7 @@ def _imported(entry: EntryPoint) -> type[Contract]:
     listed = _listing(entry)
     where = f"{entry.value} of the package {listed.package or 'that declares it'}"
     doing = f"loading the contract {entry.name} from {where}"
-    with as_a_guest(entry.name), boundary(ContractError, doing, advice=_ADVICE):
+    with as_a_guest(entry.name), boundary(ContractError, doing, advice=ADVICE):
         found = entry.load()
         if not isinstance(found, type) or not issubclass(found, Contract):
             raise TypeError("it is no subclass of echo_node.contract.Contract")
