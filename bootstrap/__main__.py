@@ -12,6 +12,7 @@ import typer
 
 from echo_node import program
 from echo_node.errors import StoreError, boundary
+from echo_node.given import path_for
 from echo_node.keyfile import load_or_create
 from echo_node.net.libp2p import Libp2pNetwork, SwarmSettings, join_swarm
 from protocol import Identity
@@ -26,9 +27,9 @@ def seed(
         list[str],
         typer.Option(help="Where to listen, as a multiaddress. May be repeated."),
     ] = ["/ip4/0.0.0.0/tcp/4001"],  # noqa: B006 - typer reads the default, nobody changes it
-    data: Annotated[Path, typer.Option(help="Where the key and the known peers are kept.")] = Path(
-        "seed-data"
-    ),
+    data: Annotated[
+        Path, typer.Option(parser=path_for("--data"), help="Where the key and the known peers are kept.")
+    ] = Path("seed-data"),
     seeds: Annotated[
         list[str] | None,
         typer.Option(

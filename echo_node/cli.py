@@ -28,6 +28,8 @@ from echo_node import (
     weights_cli,
 )
 from echo_node.ctrl_c import INTERRUPTED, ctrl_c_ends_at_once
+from echo_node.given import path_for
+from echo_node.saying import say
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -51,7 +53,7 @@ app.command()(doctor_cli.doctor)
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"echo-node {__version__}")
+        say(f"echo-node {__version__}")
         raise typer.Exit
 
 
@@ -91,14 +93,17 @@ def demo(
             help="One process without a network, a trainer and samplers alone: quick, and exact to repeat.",
         ),
     ] = False,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with these and other settings.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(parser=path_for("--config"), help="A TOML file with these and other settings."),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="One setting, such as algorithm.learning_rate=1e-4. May be repeated."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the curves, the steps and the settings go.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(parser=path_for("--out"), help="Where the curves, the steps and the settings go.")
+    ] = Path("runs/demo"),
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep every node's folder afterwards, and say where.")
     ] = False,
@@ -114,6 +119,7 @@ def demo(
     one at once.
     """
     from echo_node.config import DemoConfig, load_config
+    from echo_node.ranges import check_ranges
 
     given = load_config(
         DemoConfig,
@@ -126,6 +132,7 @@ def demo(
         hostile=hostile or None,
         in_memory=in_memory or None,
     )
+    check_ranges(given.algorithm)
     with ctrl_c_ends_at_once():
         from echo_node.demo.command import run_demo  # takes a while, so only once the settings are right
 

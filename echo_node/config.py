@@ -5,8 +5,10 @@ The environment is read here and nowhere else.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pwd
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo_node.errors import ConfigError, boundary
+from echo_node.plain import read_given
 
 M = TypeVar("M", bound=BaseModel)
 _PROBLEMS = {
@@ -23,7 +26,7 @@ _PROBLEMS = {
     "model_type": "{name} is a table, and not {given}",
     "dict_type": "{name} is a table, and not {given}",
 }
-_MOST_CHARACTERS = 1_000_000
+_MOST_BYTES = 1_000_000
 """Of a TOML file. A device has no end."""
 
 
@@ -84,11 +87,21 @@ def write_resolved(config: BaseModel, file: Path) -> None:
     file.write_text("\n".join([*lines, *tables]) + "\n", "utf-8")
 
 
+def home() -> Path:
+    """The person's own folder. An empty variable says nothing; and a container may run as a user whom no list has."""
+    try:
+        return Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        raise ConfigError(
+            "this user has no home folder", advice="set HOME, or XDG_STATE_HOME, or give --state"
+        ) from None
+
+
 def state_home() -> Path:
     """Where a node keeps its key and its work, unless the person says otherwise (XDG base directories)."""
     told = os.environ.get("XDG_STATE_HOME", "")
-    home = Path(told) if Path(told).is_absolute() else Path.home() / ".local" / "state"
-    return home / "echo-node"
+    place = Path(told) if Path(told).is_absolute() else home() / ".local" / "state"
+    return place / "echo-node"
 
 
 def one_thread_environment() -> dict[str, str]:
@@ -99,7 +112,7 @@ def one_thread_environment() -> dict[str, str]:
 def config_home() -> Path:
     """Where programs keep what a person has set up, such as services (XDG base directories)."""
     told = os.environ.get("XDG_CONFIG_HOME", "")
-    return Path(told) if Path(told).is_absolute() else Path.home() / ".config"
+    return Path(told) if Path(told).is_absolute() else home() / ".config"
 
 
 def no_color() -> bool:
@@ -109,11 +122,10 @@ def no_color() -> bool:
 
 def _text(file: Path) -> str:
     """The file, with or without the mark that some editors put in front."""
-    with file.open(encoding="utf-8-sig") as opened:
-        text = opened.read(_MOST_CHARACTERS + 1)
-    if len(text) > _MOST_CHARACTERS:
+    data = read_given(file, _MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
         raise ConfigError(f"{file} is too long for settings", advice="is it the file that you mean?")
-    return text
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
 
 
 def _known(model: type[BaseModel], tables: Sequence[int | str]) -> str:

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from echo_node.given import path_for
+from echo_node.saying import printable, say
+
 if TYPE_CHECKING:
     from echo_node.contract.trying import Finding, Subject
 
@@ -40,7 +43,7 @@ def list_contracts(*, as_json: Json = False) -> None:
     ]
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row))
+            say(json.dumps(row))
         return
     _print_table(
         "Contracts",
@@ -64,7 +67,7 @@ def try_out(
     if as_json:
         for finding in findings:
             row = {"point": finding.point, "verdict": finding.verdict, "found": finding.found}
-            typer.echo(json.dumps(row))
+            say(json.dumps(row))
     else:
         _print_findings(name, findings)
     if any(finding.verdict != PASSED for finding in findings):
@@ -87,18 +90,18 @@ def show(
     about, rows = told.about, told.steps["show"]["samples"]
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row))
+            say(json.dumps(row))
         return
-    typer.echo(f"{about['name']} {about['version']}, scores from {about['low']:g} to {about['high']:g}")
+    say(f"{about['name']} {about['version']}, scores from {about['low']:g} to {about['high']:g}")
     for line in about["about"].splitlines():
-        typer.echo(one_line(line.strip()))
+        say(one_line(line.strip()))
     for row in rows:
-        typer.echo("")
+        say("")
         for line in [
             *(f"[system] {line}" for line in row["system"].splitlines()),
             *row["prompt"].splitlines(),
         ]:
-            typer.echo(f"  │ {one_line(line)}")
+            say(f"  │ {one_line(line)}")
         _print_answer("its own answer", row["answer"], row["answer_score"])
         _print_answer("a wrong answer", row["wrong"], row["wrong_score"])
 
@@ -110,7 +113,10 @@ def new(
     ],
     *,
     folder: Annotated[
-        Path | None, typer.Option(help="Where the package goes; echo-contract-NAME here if left out.")
+        Path | None,
+        typer.Option(
+            parser=path_for("--folder"), help="Where the package goes; echo-contract-NAME here if left out."
+        ),
     ] = None,
 ) -> None:
     """Write a contract as a package with its test, ready to be installed, tried and changed."""
@@ -118,8 +124,8 @@ def new(
 
     where = folder if folder is not None else Path(f"echo-contract-{name}")
     for file in write_contract(name, where):
-        typer.echo(f"wrote {file}")
-    typer.echo(f"next: pip install --editable {where}, then echo-node contract test {name}")
+        say(f"wrote {file}")
+    say(f"next: pip install --editable {where}, then echo-node contract test {name}")
 
 
 def _subject(name: str, params: list[str] | None) -> Subject:
@@ -146,8 +152,8 @@ def _print_answer(what: str, text: str, score: dict[str, Any]) -> None:
     from echo_node.errors import one_line
 
     worth = f"{score['value']:g}" if "value" in score else "an error"
-    typer.echo(f"  {what}: {one_line(text)}")
-    typer.echo(f"    scores {worth}: {score.get('reason', score.get('error'))}")
+    say(f"  {what}: {one_line(text)}")
+    say(f"    scores {worth}: {score.get('reason', score.get('error'))}")
 
 
 def _print_findings(name: str, findings: list[Finding]) -> None:
@@ -160,10 +166,10 @@ def _print_table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str,
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title))
+    table = Table(title=Text(printable(title)))
     for column in columns:
         table.add_column(column, overflow="fold")
     colours = {"passed": "green", "failed": "bold red", "not tried": "yellow"}
     for row in rows:
-        table.add_row(*(Text(cell, style=colours.get(cell, "")) for cell in row))
+        table.add_row(*(Text(printable(cell), style=colours.get(cell, "")) for cell in row))
     Console().print(table)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echo_node.keys_cli import State
+from echo_node.saying import say
 
 if TYPE_CHECKING:
     from echo_node.doctor import Point
@@ -54,7 +55,7 @@ def doctor(
     ]
     if as_json:
         for point in points:
-            typer.echo(json.dumps(asdict(point)))
+            say(json.dumps(asdict(point)))
     else:
         _print(points)
     if any(point.fine is False for point in points):

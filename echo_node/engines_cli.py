@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from echo_node.saying import printable, say
+
 if TYPE_CHECKING:
     from echo_node.engine.base import Description, SlotRequest
     from echo_node.engine.kinds import Kind
@@ -67,7 +69,7 @@ def engines(
     chosen = best_class(running) if running else None
     if as_json:
         for trial in trials:
-            typer.echo(json.dumps(_row(trial, chosen)))
+            say(json.dumps(_row(trial, chosen)))
     else:
         _print_table(trials, chosen)
     if chosen is None:
@@ -177,7 +179,7 @@ def _print_table(trials: list[Trial], chosen: str | None) -> None:
 
 
 def _say(console: Any, line: str) -> None:
-    console.print(line, markup=False, soft_wrap=True)
+    console.print(printable(line), markup=False, soft_wrap=True)
 
 
 @contextmanager

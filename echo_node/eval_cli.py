@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from echo_node.given import path_for
 from echo_node.keys_cli import State
+from echo_node.saying import say
 
 if TYPE_CHECKING:
     from echo_node.evaluating import Evaluation
@@ -87,7 +89,12 @@ def evaluate(
 
 def export(
     run: Named,
-    to: Annotated[Path, typer.Argument(help="The folder to write; it must not exist.", show_default=False)],
+    to: Annotated[
+        Path,
+        typer.Argument(
+            parser=path_for("TO"), help="The folder to write; it must not exist.", show_default=False
+        ),
+    ],
     *,
     version: Annotated[
         int | None, typer.Option(help="Which version; the best that was measured by `run eval` if left out.")
@@ -117,9 +124,7 @@ def export(
                 )
             best = max(measured, key=lambda each: each.reward)
             version = best.version
-            typer.echo(
-                f"version {version} is the best of {len(measured)}: {best.reward:.3f} ± {best.error:.3f}"
-            )
+            say(f"version {version} is the best of {len(measured)}: {best.reward:.3f} ± {best.error:.3f}")
         layout = layout_of(read_model(opened.folder))
         done = export_version(
             _held(place, opened.id) / "weights",
@@ -130,7 +135,7 @@ def export(
             version=version,
             model=opened.folder,
         )
-        typer.echo(f"version {done.version} is in {to}: {done.size / 1e6:,.1f} MB of weights")
+        say(f"version {done.version} is in {to}: {done.size / 1e6:,.1f} MB of weights")
 
 
 def _held(place: StateFolder, run: bytes) -> Path:
@@ -178,9 +183,9 @@ def _print_evaluation(found: Evaluation, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        say(json.dumps(asdict(found)))
         return
-    typer.echo(
+    say(
         f"version {found.version} (step {found.step}): reward {found.reward:.3f} ± {found.error:.3f}"
         f" on {found.prompts} held-out prompts"
     )

@@ -10,10 +10,10 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
-import click
 import typer
 
 from echo_node.keys_cli import State
+from echo_node.saying import say
 
 if TYPE_CHECKING:
     from echo_node.joining import Role
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEVICES: Final = ("auto", "cpu", "cuda", "mps")
 _TRIES: Final = 3
-"""How often a person may mistype a passphrase."""
+"""How often a person may mistype a passphrase, or a number."""
 
 
 def join(
@@ -257,7 +257,7 @@ def join(
     )
     os.nice(nice)
     with _ranks(nproc) if chosen == "trainer" else nullcontext() as ranks:
-        take_part(wishes, Events(as_json, typer.echo, aside=partial(typer.echo, err=True)), ranks)
+        take_part(wishes, Events(as_json, say, aside=partial(say, err=True)), ranks)
 
 
 def check_words(*, role: str, nproc: int, device: str, page: int | None, no_page: bool) -> Role:
@@ -313,9 +313,9 @@ def agree(manifest: Opened[Manifest]) -> bool:
     from protocol import peer_id
 
     told = manifest.message
-    typer.echo(f"run {manifest.id.hex()}: {one_line(told.name)}", err=True)
-    typer.echo(f"  by {peer_id(manifest.signer)}", err=True)
-    typer.echo(
+    say(f"run {manifest.id.hex()}: {one_line(told.name)}", err=True)
+    say(f"  by {peer_id(manifest.signer)}", err=True)
+    say(
         f"  its prompts and rewards are made by the contract {one_line(told.contract.name)}"
         f" {one_line(told.contract.version)}, installed on this machine, in a jail",
         err=True,
@@ -328,9 +328,11 @@ def agree(manifest: Opened[Manifest]) -> bool:
 def _said_yes(question: str) -> bool:
     try:
         return typer.confirm(question, default=True, err=True)
-    except typer.Abort:  # Ctrl-D: nobody said yes
-        typer.echo(err=True)
-        return False
+    except typer.Abort as end:
+        say(err=True)
+        if isinstance(end.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None  # it is no answer: the person wants to be rid of all of it
+        return False  # Ctrl-D: nobody said yes
 
 
 def _offer_nothing(place: StateFolder) -> None:
@@ -340,21 +342,21 @@ def _offer_nothing(place: StateFolder) -> None:
 def offer_backup(place: StateFolder) -> None:
     """Ask a person, once, whether a key that was just made shall have its backup now."""
     from echo_node.errors import ConfigError
-    from echo_node.keys_cli import keep_backup
+    from echo_node.keys_cli import NoPassphraseError, keep_backup
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    typer.echo(f"The key in {place.key} is new, and only it says who this node is.", err=True)
+    say(f"The key in {place.key} is new, and only it says who this node is.", err=True)
     if not _said_yes("Make a backup of it now, encrypted by a passphrase?"):
         return
     for _ in range(_TRIES):
         try:
             keep_backup(place, place.path / f"backup-{place.identity().peer_id[-8:]}.txt")
-        except typer.Abort:  # Ctrl-D: no passphrase, no backup
-            typer.echo(err=True)
+        except NoPassphraseError as error:
+            say(f"no backup: {error.what}", err=True)
             return
         except ConfigError as error:
-            typer.echo(f"no backup: {error}", err=True)
+            say(f"no backup: {error}", err=True)
         else:
             return
 
@@ -366,15 +368,22 @@ def choose(runs: Sequence[Opened[Manifest]]) -> Opened[Manifest]:
     if len(runs) == 1:
         return runs[0]
     for number, run in enumerate(runs, 1):
-        typer.echo(f"{number:>3}  {one_line(run.message.name)}  {run.id.hex()}", err=True)
+        say(f"{number:>3}  {one_line(run.message.name)}  {run.id.hex()}", err=True)
     if not sys.stdin.isatty():
         raise ConfigError("several runs are open, and nobody chooses", advice="give the id of one of them")
-    try:
-        wanted: int = typer.prompt("Which one?", type=click.IntRange(1, len(runs)), default=1, err=True)
-    except typer.Abort:  # Ctrl-D
-        typer.echo(err=True)
-        raise ConfigError("no run was chosen", advice="nothing was fetched and nothing was run") from None
-    return runs[wanted - 1]
+    nothing = "nothing was fetched and nothing was run"
+    for _ in range(_TRIES):
+        try:
+            wanted: str = typer.prompt("Which one?", type=str, default="1", err=True)
+        except typer.Abort as end:
+            say(err=True)
+            if isinstance(end.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise ConfigError("no run was chosen", advice=nothing) from None  # Ctrl-D
+        if wanted.isdecimal() and 1 <= int(wanted[:9]) <= len(runs):
+            return runs[int(wanted[:9]) - 1]
+        say(f"that is no number from 1 to {len(runs)}", err=True)
+    raise ConfigError("no run was chosen", advice=nothing)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from echo_node.errors import StoreError, boundary
+from echo_node.plain import open_plain
 from protocol import Identity
 from protocol.identity import KEY_BYTES
 
@@ -24,7 +25,7 @@ def load_or_create(file: Path) -> Identity:
 
 def load(file: Path) -> Identity:
     """The key in the file."""
-    with boundary(StoreError, f"reading the key {file}", advice=ADVICE), file.open("rb") as opened:
+    with boundary(StoreError, f"reading the key {file}", advice=ADVICE), open_plain(file) as opened:
         mode = os.fstat(opened.fileno()).st_mode & 0o777
         seed = opened.read(KEY_BYTES + 1)
         size = max(os.fstat(opened.fileno()).st_size, len(seed))
@@ -44,9 +45,12 @@ def restore(file: Path, identity: Identity, *, replace: bool) -> Path | None:
     """
     with boundary(StoreError, f"writing the key {file}", advice="is there room, and may you write there?"):
         there = file.exists()
-        if there and file.read_bytes() == identity.seed:
-            file.chmod(0o600)
-            return None
+        if there:
+            with open_plain(file) as opened:
+                is_same = opened.read(KEY_BYTES + 1) == identity.seed
+            if is_same:
+                file.chmod(0o600)
+                return None
         if there and not replace:
             raise StoreError(
                 f"{file} is another key already",

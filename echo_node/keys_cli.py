@@ -8,6 +8,10 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from echo_node.errors import ConfigError
+from echo_node.given import path_for
+from echo_node.saying import say
+
 if TYPE_CHECKING:
     from echo_node.state import StateFolder
 
@@ -16,13 +20,17 @@ app = typer.Typer(no_args_is_help=True, help="This node's identity: show it, bac
 State = Annotated[
     Path | None,
     typer.Option(
-        "--state", help="Where the node keeps its key and its work; the XDG state folder if left out."
+        "--state",
+        parser=path_for("--state"),
+        help="Where the node keeps its key and its work; the XDG state folder if left out.",
     ),
 ]
 PassphraseFile = Annotated[
     Path | None,
     typer.Option(
-        "--passphrase-file", help="A file whose first line is the passphrase; asked for if left out."
+        "--passphrase-file",
+        parser=path_for("--passphrase-file"),
+        help="A file whose first line is the passphrase; asked for if left out.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One line of JSON.")]
@@ -38,10 +46,10 @@ def show(*, state: State = None, as_json: Json = False) -> None:
     folder = state or state_home()
     identity = prepared(folder).identity()
     if as_json:
-        typer.echo(json.dumps({"peer_id": identity.peer_id, "file": str(folder / "key")}))
+        say(json.dumps({"peer_id": identity.peer_id, "file": str(folder / "key")}))
         return
-    typer.echo(identity.peer_id)
-    typer.echo(
+    say(identity.peer_id)
+    say(
         f"the key is in {folder / 'key'}: whoever has it is this node, so keep a copy (echo-node keys backup)",
         err=True,
     )
@@ -52,7 +60,10 @@ def backup(
     *,
     state: State = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="A new file for it; standard output if left out.")
+        Path | None,
+        typer.Option(
+            "--out", parser=path_for("--out"), help="A new file for it; standard output if left out."
+        ),
     ] = None,
     passphrase_file: PassphraseFile = None,
 ) -> None:
@@ -70,7 +81,7 @@ def backup(
 def keep_backup(place: StateFolder, out: Path | None, passphrase_file: Path | None = None) -> None:
     """Write a backup into a new file, or to standard output, and note that there is one."""
     from echo_node.backup import check_passphrase, write_backup
-    from echo_node.errors import ConfigError, StoreError, boundary, looking_at
+    from echo_node.errors import StoreError, boundary, looking_at
 
     identity = place.identity()
     if out is not None:
@@ -84,15 +95,18 @@ def keep_backup(place: StateFolder, out: Path | None, passphrase_file: Path | No
     check_passphrase(passphrase)
     text = write_backup(identity, passphrase)
     if out is None:
-        typer.echo(text, nl=False)
+        say(text, nl=False)
     else:
         with (
             boundary(StoreError, f"writing {out}", advice="give --out a new name, in a folder of yours"),
             _new_file(out) as file,
         ):
             file.write(text)
-        typer.echo(f"the backup of {identity.peer_id} is in {out}: print it, or keep it on another machine")
-    place.note_backup(identity.peer_id)
+        say(f"the backup of {identity.peer_id} is in {out}: print it, or keep it on another machine")
+    try:
+        place.note_backup(identity.peer_id)
+    except StoreError as error:  # the backup is as good without it
+        say(f"the backup is made, and you will be reminded of it all the same: {error.what}", err=True)
 
 
 @app.command()
@@ -120,22 +134,26 @@ def restore(
         old = put_back(place.key, identity, replace=replace)
         place.note_backup(identity.peer_id)
     if old is not None:
-        typer.echo(f"the key that was there is now {old}", err=True)
-    typer.echo(f"this node is {identity.peer_id}")
+        say(f"the key that was there is now {old}", err=True)
+    say(f"this node is {identity.peer_id}")
+
+
+class NoPassphraseError(ConfigError):
+    """The person gives none."""
 
 
 def _backup_text(source: str) -> str:
     import sys
 
     from echo_node.backup import MOST_CHARACTERS
-    from echo_node.errors import ConfigError, boundary
+    from echo_node.errors import boundary
+    from echo_node.plain import read_given
 
     with boundary(ConfigError, f"reading {source}", advice="give the backup's file, or - for standard input"):
         if source == "-":
             data = sys.stdin.buffer.read(4 * MOST_CHARACTERS + 1)
         else:
-            with Path(source).open("rb") as file:
-                data = file.read(4 * MOST_CHARACTERS + 1)
+            data = read_given(Path(source), 4 * MOST_CHARACTERS + 1)
     return data.decode("utf-8", "replace")
 
 
@@ -150,21 +168,29 @@ def _passphrase(file: Path | None, *, twice: bool) -> str:
     import getpass
 
     from echo_node.backup import LONGEST_PASSPHRASE
-    from echo_node.errors import ConfigError, boundary
+    from echo_node.errors import boundary
+    from echo_node.plain import read_given
 
     if file is not None:
-        with (
-            boundary(ConfigError, f"reading {file}", advice=_FIRST_LINE),
-            file.open(encoding="utf-8") as lines,
-        ):
-            return lines.readline(4 * LONGEST_PASSPHRASE).rstrip("\r\n")
+        with boundary(ConfigError, f"reading {file}", advice=_FIRST_LINE):
+            return (
+                read_given(file, 16 * LONGEST_PASSPHRASE, line=True).partition(b"\n")[0].decode().rstrip("\r")
+            )
     try:
         Path("/dev/tty").open("rb").close()
     except OSError:
         raise ConfigError(
             "there is no terminal to ask for the passphrase at", advice="give --passphrase-file"
         ) from None
-    told = getpass.getpass("passphrase of the backup: ")
-    if twice and getpass.getpass("the same again: ") != told:
+    try:
+        told = getpass.getpass("passphrase of the backup: ")
+        again = getpass.getpass("the same again: ") if twice else told
+    except KeyboardInterrupt:
+        say(err=True)  # the line with the question ends here
+        raise
+    except EOFError:  # Ctrl-D
+        say(err=True)
+        raise NoPassphraseError("no passphrase was given", advice="begin again") from None
+    if again != told:
         raise ConfigError("these are two different passphrases", advice="begin again")
     return told

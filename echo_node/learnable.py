@@ -5,6 +5,8 @@ Every batch of such a run would wait for somebody who does not exist. It is said
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from echo_node.contract import prompt_of
 from echo_node.errors import ConfigError
 from echo_node.run import Run
@@ -14,9 +16,21 @@ from protocol import Manifest, peer_id
 
 def check_learnable(run: Run) -> None:
     """Refuse a run that could never take a step."""
+    _check_algorithm(run.told)
     _check_vouchers(run.told)
     _check_classes(run.told)
     _check_prompts(run)
+
+
+def _check_algorithm(told: Manifest) -> None:
+    """Names and types of its numbers are the trainer's, which needs torch: on a machine without, it is the first to see them."""
+    numbers = told.algorithm.params.items()
+    if all(name == "batch_groups" and type(value) is int for name, value in numbers):
+        return  # what has a range has been looked at
+    if find_spec("torch") is not None:
+        from echo_node.trainer.settings import training_settings  # noqa: PLC0415 - torch, for few runs
+
+        training_settings(told)
 
 
 def _check_vouchers(told: Manifest) -> None:

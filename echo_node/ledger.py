@@ -12,7 +12,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +25,8 @@ CONDEMNING: Final = 2
 """Verifiers whose finding takes a group's credit back."""
 BUSY_SECONDS: Final = 5.0
 """How long to wait for another process that writes."""
-_MARK: Final = 0x4563_4C45
-_FORMAT: Final = 1
+MARK: Final = 0x4563_4C45
+FORMAT: Final = 1
 _SCHEMA: Final = (
     """CREATE TABLE groups (
         id BLOB PRIMARY KEY, run BLOB NOT NULL, sampler BLOB NOT NULL, head BLOB NOT NULL, version INTEGER NOT NULL,
@@ -156,16 +156,7 @@ class Ledger:
     def credit(self, sampler: bytes, run: bytes | None = None) -> Credit:
         """What a sampler has earned, in one run or in all."""
         with self._using() as file:
-            rows = file.execute(_CREDIT, {"sampler": sampler, "run": run}).fetchall()
-        sums = {(state, reason): (groups, tokens) for state, reason, groups, tokens in rows}
-        verified = [sums[key] for key in sums if key[0] == "verified"]
-        return Credit(
-            tokens=sum(tokens for _, tokens in verified),
-            groups=sum(groups for groups, _ in verified),
-            condemned=sum(sums[key][0] for key in sums if key[0] == "condemned"),
-            refused={key[1]: sums[key][0] for key in sorted(sums) if key[0] == "refused"},
-            admitted=sum(sums[key][0] for key in sums if key[0] == "admitted"),
-        )
+            return summed(file.execute(CREDIT, {"sampler": sampler, "run": run}).fetchall())
 
     def found_by(self, verifier: bytes, sampler: bytes, run: bytes) -> Found:
         """What one verifier has found itself, whatever others say. Of groups that were pruned, those that were verified count.
@@ -321,13 +312,13 @@ class Ledger:
         if (mark, version, tables) == (0, 0, 0):
             for statement in _SCHEMA:
                 file.execute(statement)
-            file.execute(f"PRAGMA application_id = {_MARK}")
-            file.execute(f"PRAGMA user_version = {_FORMAT}")
-        elif mark != _MARK:
+            file.execute(f"PRAGMA application_id = {MARK}")
+            file.execute(f"PRAGMA user_version = {FORMAT}")
+        elif mark != MARK:
             raise StoreError(f"{self} is another program's file", advice="give this node a folder of its own")
-        elif version != _FORMAT:
+        elif version != FORMAT:
             raise StoreError(
-                f"{self} has version {version}, this program writes {_FORMAT}",
+                f"{self} has version {version}, this program writes {FORMAT}",
                 advice="run the echo-node that wrote it, or give this one another folder",
             )
 
@@ -345,6 +336,19 @@ class Ledger:
 
     def __str__(self) -> str:
         return f"the ledger {self._path}"
+
+
+def summed(rows: Iterable[tuple[str, str, int, int]]) -> Credit:
+    """What the rows of `CREDIT` come to."""
+    sums = {(state, reason): (groups, tokens) for state, reason, groups, tokens in rows}
+    verified = [sums[key] for key in sums if key[0] == "verified"]
+    return Credit(
+        tokens=sum(tokens for _, tokens in verified),
+        groups=sum(groups for groups, _ in verified),
+        condemned=sum(sums[key][0] for key in sums if key[0] == "condemned"),
+        refused={key[1]: sums[key][0] for key in sorted(sums) if key[0] == "refused"},
+        admitted=sum(sums[key][0] for key in sums if key[0] == "admitted"),
+    )
 
 
 def _write_lines(lines: Iterator[dict[str, Any]], stream: IO[str]) -> int:
@@ -377,7 +381,7 @@ _SETTLE = """UPDATE groups SET (state, reason) = (
         FROM (SELECT count(*) FILTER (WHERE result = 'dishonest') AS dishonest,
             count(*) FILTER (WHERE result = 'honest') AS honest FROM verdicts WHERE id = :id)
     ) WHERE id = :id"""
-_CREDIT = """SELECT state, reason, sum(groups), sum(tokens) FROM (
+CREDIT: Final = """SELECT state, reason, sum(groups), sum(tokens) FROM (
         SELECT run, state, reason, count(*) AS groups, sum(tokens) AS tokens FROM groups
             WHERE sampler = :sampler GROUP BY run, state, reason
         UNION ALL SELECT run, state, reason, groups, tokens FROM pruned WHERE sampler = :sampler

@@ -1,6 +1,6 @@
 """How a program of ours ends: with one clear line and an exit code that means something.
 
-0 done, 1 something failed, 2 what the person wrote cannot be used, 130 stopped by Ctrl-C. What nobody has foreseen is a bug of
+0 done, 1 something failed, 2 what the person wrote cannot be used, 130 stopped by Ctrl-C, 143 by SIGTERM. What nobody has foreseen is a bug of
 ours, and its traceback goes into a file that can be sent to us.
 """
 
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import trio
-import typer
 
 from echo_node import log
-from echo_node.ctrl_c import INTERRUPTED
+from echo_node.ctrl_c import INTERRUPTED, TERMINATED, sigterm_as_ctrl_c
 from echo_node.errors import ConfigError, DefectError, EchoError, StoreError, boundary
+from echo_node.saying import say
 
 _NAME: Final = "echo-node"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -39,10 +39,11 @@ def main(app: Callable[[], object], name: str) -> NoReturn:
     """
     code: object = 0
     _open_what_is_closed()
-    try:
-        run(app, name)
-    except SystemExit as end:
-        code = end.code
+    with sigterm_as_ctrl_c() as told:
+        try:
+            run(app, name)
+        except SystemExit as end:
+            code = TERMINATED if told.to_end and end.code == INTERRUPTED else end.code
     atexit._run_exitfuncs()  # noqa: SLF001 - folders and engines that nobody has closed
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # nobody reads it any more
@@ -130,7 +131,7 @@ def _by_ctrl_c(error: BaseException | None) -> bool:
 
 
 def _stopped(name: str) -> NoReturn:
-    typer.echo(f"{name}: stopped", err=True)
+    say(f"{name}: stopped", err=True)
     sys.exit(INTERRUPTED)
 
 
@@ -156,7 +157,7 @@ def _stop_with(name: str, error: EchoError) -> NoReturn:
         error = DefectError(
             error.what, advice=error.advice or f"a bug: please report it{_written_down(error)}"
         )
-    typer.echo(f"{name}: {error}", err=True)
+    say(f"{name}: {error}", err=True)
     sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 

@@ -82,9 +82,10 @@ class RecordsFile:
 
 def read_records(path: Path, *, after: int = -1) -> list[StepRecord]:
     """The steps in a file after that number, in order; none, if there is no such file. Whoever writes it may go on meanwhile."""
-    if not path.is_file():
-        return []
+    if not path.is_file() or not path.stat().st_size:
+        return []  # an empty one is what is left where a start was cut off
     with _explained(path), closing(_connect(path)) as file:
+        _check_marks(path, *(file.execute(question).fetchone()[0] for question in _QUESTIONS[:2]))
         file.execute("BEGIN")
         groups: dict[int, list[TrainedGroup]] = {}
         for number, *told in file.execute(
@@ -101,23 +102,30 @@ def _record(row: tuple[Any, ...], groups: dict[int, list[TrainedGroup]]) -> Step
     return StepRecord(**told, groups=tuple(groups.get(told["number"], ())), dropped=json.loads(row[-1]))
 
 
+_QUESTIONS: Final = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_schema")
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
 
 
 def _check(file: sqlite3.Connection, path: Path) -> None:
-    questions = ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_schema")
-    mark, version, tables = (file.execute(question).fetchone()[0] for question in questions)
+    mark, version, tables = (file.execute(question).fetchone()[0] for question in _QUESTIONS)
     if (mark, version, tables) == (0, 0, 0):
         for statement in ("BEGIN", *_SCHEMA):
             file.execute(statement)
         file.execute(f"PRAGMA application_id = {_MARK}")
         file.execute(f"PRAGMA user_version = {_FORMAT}")
         file.execute("COMMIT")
-    elif (mark, version) != (_MARK, _FORMAT):
+    else:
+        _check_marks(path, mark, version)
+
+
+def _check_marks(path: Path, mark: int, version: int) -> None:
+    if (mark, version) != (_MARK, _FORMAT):
         raise StoreError(
             f"{path} is another program's file, or another version's",
-            advice="give this node a folder of its own",
+            advice="run the echo-node that wrote it, or move the file away: training does not need it",
         )
 
 
@@ -126,5 +134,7 @@ def _explained(path: Path) -> Generator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        advice = "free some space, or move the file away: a new one is made, and training does not need it"
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        room = "free some space, or " if code == sqlite3.SQLITE_FULL else ""
+        advice = f"{room}move the file away: a new one is made, and training does not need it"
         raise StoreError(f"using the records {path}: {error}", advice=advice) from error

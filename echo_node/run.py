@@ -30,6 +30,7 @@ from echo_node.contract.sandbox import JailedContract, load_jailed, score_or_zer
 from echo_node.engine.base import SamplingLimits
 from echo_node.errors import ConfigError, PeerError, boundary
 from echo_node.net.blobs.shelf import InFile
+from echo_node.ranges import check_ranges
 from echo_node.text import Tokenizer
 from echo_node.weights.state import State, layout_of, read_safetensors, root_of
 from protocol import Identity, Manifest, Opened, Rules, blob_id, encode, open_manifest, sampling, seal
@@ -203,6 +204,7 @@ def draft(
     nonce: bytes,
 ) -> bytes:
     """A sealed manifest for a model's folder and a contract with these parameters; without electors, with `usual_electors`."""
+    check_ranges(algorithm)
     manifest = Manifest(
         algorithm=Algorithm(name="grpo", params=dict(algorithm), version="1"),
         contract=ContractPin(

@@ -14,7 +14,9 @@ import typer
 
 from echo_node import eval_cli
 from echo_node.eval_cli import Json, Named
+from echo_node.given import path_for
 from echo_node.keys_cli import State
+from echo_node.saying import say
 
 if TYPE_CHECKING:
     from protocol import Manifest, Opened
@@ -56,10 +58,16 @@ MEANINGS: Final = {
 def new(
     file: Annotated[
         Path,
-        typer.Argument(help="The run as a TOML file: name, trainers, and what differs from the defaults."),
+        typer.Argument(
+            parser=path_for("FILE"),
+            help="The run as a TOML file: name, trainers, and what differs from the defaults.",
+        ),
     ],
     *,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; the file's name without .toml.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=path_for("--out"), help="The run's folder; the file's name without .toml."),
+    ] = None,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", help="One setting, such as sync.staleness=2. May be repeated."),
@@ -79,18 +87,16 @@ def new(
 
     told = read_run_file(file, changes or ())
     sealed = new_run(told, prepared(state or state_home()).identity())
-    if told.algorithm:
-        _check_algorithm(open_manifest(sealed).message)
     folder = out or file.with_suffix("")
     write_run(folder, told, sealed)
     run = open_manifest(sealed).id.hex()
     if as_json:
-        typer.echo(json.dumps({"run": run, "manifest": str(folder / MANIFEST)}))
+        say(json.dumps({"run": run, "manifest": str(folder / MANIFEST)}))
         return
-    typer.echo(f"run {run} is sealed in {folder / MANIFEST}")
+    say(f"run {run} is sealed in {folder / MANIFEST}")
     if len(told.trainers) > 1:
-        typer.echo(f"when its leader is gone, another trainer leads: {_failover(open_manifest(sealed))}")
-    typer.echo(f"next: echo-node join --role trainer {folder}")
+        say(f"when its leader is gone, another trainer leads: {_failover(open_manifest(sealed))}")
+    say(f"next: echo-node join --role trainer {folder}")
 
 
 @app.command()
@@ -109,12 +115,12 @@ def show(
 
     told = described(read_manifest(on_this_machine(run, state or state_home())))
     if as_json:
-        typer.echo(json.dumps(told))
+        say(json.dumps(told))
         return
     for name, value in told.items():
-        typer.echo(f"{name + ':':<14} {one_line(_words(value))}")
+        say(f"{name + ':':<14} {one_line(_words(value))}")
         if explain and name in MEANINGS:
-            typer.echo(f"{'':<14}   {MEANINGS[name]}")
+            say(f"{'':<14}   {MEANINGS[name]}")
 
 
 @app.command()
@@ -167,7 +173,7 @@ def link(
             term=tip.message.term,
             version=tip.message.version,
         )
-        typer.echo(str(made))
+        say(str(made))
 
 
 @app.command("open")
@@ -181,7 +187,7 @@ def open_(run: Named, *, state: State = None) -> None:
     manifest, folder = _own(run, state)
     with _marking(folder / OPEN):
         (folder / OPEN).touch()
-    typer.echo(f"{manifest.message.name} is open: while its trainer runs, anybody may find it")
+    say(f"{manifest.message.name} is open: while its trainer runs, anybody may find it")
 
 
 @app.command()
@@ -192,23 +198,13 @@ def close(run: Named, *, state: State = None) -> None:
     manifest, folder = _own(run, state)
     with _marking(folder / OPEN):
         (folder / OPEN).unlink(missing_ok=True)
-    typer.echo(f"{manifest.message.name} is closed: only who has its link or its id finds it")
+    say(f"{manifest.message.name} is closed: only who has its link or its id finds it")
 
 
 def _marking(mark: Path) -> AbstractContextManager[None]:
     from echo_node.errors import StoreError, boundary
 
     return boundary(StoreError, f"marking the run in {mark}", advice="may you write there?")
-
-
-def _check_algorithm(manifest: Manifest) -> None:
-    """Its numbers are read by the trainer, which needs torch: on a machine without, the trainer is the first to see them."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") is not None:
-        from echo_node.trainer.settings import training_settings
-
-        training_settings(manifest)
 
 
 def _own_addresses(state: Path) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from echo_node import embedded
 from echo_node.arriving import has_arrived
 from echo_node.config import load_config, write_resolved
 from echo_node.contract import load
+from echo_node.contract.registry import as_a_guest
 from echo_node.errors import ConfigError, StoreError, boundary, looking_at
 from echo_node.learnable import check_learnable
 from echo_node.models.finding import find_model
@@ -138,26 +139,27 @@ def new_run(told: RunFile, author: Identity, *, nonce: bytes | None = None) -> b
         staleness=told.sync.staleness if told.sync.mode == "async" else 0,
     )
     folder = model_folder(told.model)
-    sealed = draft(
-        name=told.name,
-        folder=folder,
-        contract=contract,
-        params=told.params,
-        algorithm=told.algorithm,
-        sampling_=Sampling(**told.sampling.model_dump()),
-        sync=sync,
-        author=author,
-        trainers=[_key(each, "trainers") for each in told.trainers],
-        verifiers=[_key(each, "verifiers") for each in told.verifiers],
-        engines=_engines(told.engines),
-        verification=Verification(**told.verification.model_dump()),
-        electors=[_key(each, "terms.electors") for each in told.terms.electors],
-        heartbeat_ms=told.terms.heartbeat_ms,
-        lease_ms=told.terms.lease_ms,
-        seeds=[seed.text for seed in parse_seeds(told.seeds)],
-        nonce=nonce or secrets.token_bytes(32),
-    )
-    check_learnable(Run.open(sealed, folder, jailed=False))
+    with as_a_guest(name):
+        sealed = draft(
+            name=told.name,
+            folder=folder,
+            contract=contract,
+            params=told.params,
+            algorithm=told.algorithm,
+            sampling_=Sampling(**told.sampling.model_dump()),
+            sync=sync,
+            author=author,
+            trainers=[_key(each, "trainers") for each in told.trainers],
+            verifiers=[_key(each, "verifiers") for each in told.verifiers],
+            engines=_engines(told.engines),
+            verification=Verification(**told.verification.model_dump()),
+            electors=[_key(each, "terms.electors") for each in told.terms.electors],
+            heartbeat_ms=told.terms.heartbeat_ms,
+            lease_ms=told.terms.lease_ms,
+            seeds=[seed.text for seed in parse_seeds(told.seeds)],
+            nonce=nonce or secrets.token_bytes(32),
+        )
+        check_learnable(Run.open(sealed, folder, jailed=False))
     return sealed
 
 

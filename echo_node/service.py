@@ -30,6 +30,8 @@ Restart=on-failure
 RestartSec=10
 # 2: what was written cannot be used as it stands, however often it is tried
 RestartPreventExitStatus=2
+# 143: it was stopped while it was still loading
+SuccessExitStatus=143
 KillSignal=SIGTERM
 # only the node hears it, says goodbye and ends its engines itself
 KillMode=mixed
@@ -72,7 +74,9 @@ def quoted(word: str) -> str:
 
 
 def _visible(char: str) -> str:
-    return f"\\x{ord(char):02x}" if ord(char) < 32 or ord(char) == 127 else char
+    if ord(char) < 32 or ord(char) == 127:
+        return f"\\x{ord(char):02x}"
+    return f"\\u{ord(char):04x}" if 128 <= ord(char) < 160 else char
 
 
 def _plain_path(folder: Path) -> str:

@@ -9,8 +9,11 @@ from typing import Annotated
 
 import typer
 
+from echo_node.saying import say
+
 app = typer.Typer(no_args_is_help=True, help="Run the node in the background, as a systemd user service.")
 _SECONDS = 90.0
+_MOST_BYTES = 1_000_000
 """For systemd to do what it is told: a node that stops has a minute."""
 
 
@@ -29,45 +32,46 @@ def install(
 ) -> None:
     """Write the service and start it. Installing it again with other words changes it."""
     from echo_node.errors import ConfigError, StoreError, boundary
-    from echo_node.service import MARK, unit
+    from echo_node.service import unit
 
     role, complete = _checked(words)
     text = unit(Path(sys.executable), complete, Path.cwd(), role)
     if only_print:
-        typer.echo(text, nl=False)
+        typer.echo(
+            text, nl=False
+        )  # as it would be written: the unit itself holds no character that is obeyed
         return
     file = _file()
-    with boundary(StoreError, f"writing {file}"):
-        if file.exists() and MARK not in file.read_text("utf-8", "replace"):
+    with boundary(StoreError, f"writing {file}", advice="move away what is there, if you may"):
+        if file.exists() and not _is_ours(file):
             raise ConfigError(f"{file} is somebody else's", advice="move it away first")
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = file.with_suffix(".new")
         draft.write_text(text, "utf-8")
         draft.replace(file)
-    typer.echo(f"the service is in {file}")
+    say(f"the service is in {file}")
     if not _manager_runs():
-        typer.echo(
+        say(
             "start it where systemd runs for you: systemctl --user daemon-reload && systemctl --user enable --now echo-node"
         )
         return
     for command in (("daemon-reload",), ("enable", file.name), ("restart", file.name)):
         _systemctl(*command)
-    typer.echo("it runs now and at each login: echo-node status, journalctl --user -u echo-node")
-    typer.echo("to keep it running while you are logged out: loginctl enable-linger")
+    say("it runs now and at each login: echo-node status, journalctl --user -u echo-node")
+    say("to keep it running while you are logged out: loginctl enable-linger")
 
 
 @app.command()
 def uninstall() -> None:
     """Stop the service and remove it. The key and what the node holds stay."""
     from echo_node.errors import ConfigError, StoreError, boundary
-    from echo_node.service import MARK
 
     file = _file()
     if not file.exists():
-        typer.echo(f"there is no service: {file} does not exist")
+        say(f"there is no service: {file} does not exist")
         return
-    with boundary(StoreError, f"removing {file}"):
-        if MARK not in file.read_text("utf-8", "replace"):
+    with boundary(StoreError, f"removing {file}", advice="remove it by hand, if it is yours"):
+        if not _is_ours(file):
             raise ConfigError(f"{file} is somebody else's", advice="remove it by hand, if it is yours")
         runs = _manager_runs()
         if runs:
@@ -75,7 +79,7 @@ def uninstall() -> None:
         file.unlink()
         if runs:
             _systemctl("daemon-reload")
-    typer.echo("the service is stopped and removed" if runs else f"{file} is removed")
+    say("the service is stopped and removed" if runs else f"{file} is removed")
 
 
 @app.command()
@@ -83,15 +87,13 @@ def status() -> None:
     """Whether the service is installed and runs. Exit code 1 if it does not run."""
     file = _file()
     if not file.exists():
-        typer.echo("no service is installed: echo-node service install -- --role sampler RUN")
+        say("no service is installed: echo-node service install -- --role sampler RUN")
         raise typer.Exit(1)
     if not _manager_runs():
-        typer.echo(f"the service is in {file}, but systemd does not run for you here")
+        say(f"the service is in {file}, but systemd does not run for you here")
         raise typer.Exit(1)
     active, enabled = _systemctl_says("is-active", file.name), _systemctl_says("is-enabled", file.name)
-    typer.echo(
-        f"the service is {active}, and {enabled} at login: journalctl --user -u echo-node shows what it says"
-    )
+    say(f"the service is {active}, and {enabled} at login: journalctl --user -u echo-node shows what it says")
     if active != "active":
         raise typer.Exit(1)
 
@@ -118,6 +120,14 @@ def _file() -> Path:
     from echo_node.service import NAME
 
     return config_home() / "systemd" / "user" / NAME
+
+
+def _is_ours(file: Path) -> bool:
+    from echo_node.plain import open_plain
+    from echo_node.service import MARK
+
+    with open_plain(file) as opened:
+        return MARK.encode() in opened.read(_MOST_BYTES)
 
 
 def _manager_runs() -> bool:

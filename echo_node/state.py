@@ -23,6 +23,7 @@ from typing import Final
 
 from echo_node.errors import StoreError, boundary
 from echo_node.keyfile import load_or_create
+from echo_node.plain import open_plain
 from protocol import Identity
 
 FORMAT: Final = 1
@@ -32,6 +33,8 @@ MIGRATIONS: Final[Mapping[int, Callable[[Path], None]]] = {}
 _ADVICE: Final = "give another folder with --state"
 _BEFORE_FORMAT: Final = frozenset({"format", "key", "lock"})
 """What may be in a folder that is not marked yet."""
+_MARK_BYTES: Final = 1024
+"""More than any mark has."""
 _TRIES: Final = 5
 
 
@@ -117,7 +120,7 @@ def opened(path: Path) -> Generator[StateFolder]:
 def is_in_use(path: Path) -> bool:
     """Whether a node runs on this folder. It makes nothing there."""
     try:
-        lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
@@ -187,7 +190,8 @@ def _mark(mark: Path) -> None:
 
 
 def _format(path: Path, newest: int) -> int:
-    told = (path / "format").read_text("utf-8", "replace").strip()
+    with open_plain(path / "format") as file:
+        told = file.read(_MARK_BYTES).decode("utf-8", "replace").strip()
     if told.isdecimal() and 1 <= int(told[:9]) <= newest:
         return int(told[:9])
     raise StoreError(

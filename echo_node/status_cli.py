@@ -12,6 +12,7 @@ import typer
 
 from echo_node.ctrl_c import INTERRUPTED
 from echo_node.keys_cli import State
+from echo_node.saying import say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,13 +39,13 @@ def status(*, state: State = None, as_json: Json = False) -> None:
     except NobodyRunsError as nobody:
         held = holdings.look_into(folder)
         if as_json:
-            typer.echo(json.dumps(held.told()))
+            say(json.dumps(held.told()))
         else:
-            typer.echo(str(nobody))
+            say(str(nobody))
             _show(words.held_rows(held, time.time()))
         raise typer.Exit(1) from None
     if as_json:
-        typer.echo(json.dumps({"running": True, **snapshot}))
+        say(json.dumps({"running": True, **snapshot}))
     else:
         _show(words.rows(snapshot))
 
@@ -62,16 +63,16 @@ def watch(*, state: State = None, as_json: Json = False) -> None:
         with closing(answers(_folder(state), "watch", steps=60, lines=5)) as snapshots:
             if as_json:
                 for snapshot in snapshots:
-                    typer.echo(json.dumps(snapshot))
+                    say(json.dumps(snapshot))
             elif console.is_terminal:
                 _watch_live(console, snapshots)
             else:
                 for text in _changes(words.line(snapshot) for snapshot in snapshots):
-                    typer.echo(text)
+                    say(text)
     except KeyboardInterrupt:
-        typer.echo("stopped looking: the node goes on", err=True)
+        say("stopped looking: the node goes on", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    typer.echo("the node has ended", err=True)
+    say("the node has ended", err=True)
 
 
 def pause(*, state: State = None) -> None:
@@ -79,7 +80,7 @@ def pause(*, state: State = None) -> None:
     from echo_node.control.asking import ask
 
     ask(_folder(state), "pause")
-    typer.echo("paused: echo-node resume goes on")
+    say("paused: echo-node resume goes on")
 
 
 def resume(*, state: State = None) -> None:
@@ -89,7 +90,7 @@ def resume(*, state: State = None) -> None:
     folder = _folder(state)
     ask(folder, "resume")
     paused = ask(folder, "status", steps=0, lines=0).get("phase") == "paused"
-    typer.echo("resumed by you, but still paused: echo-node status says why" if paused else "resumed")
+    say("resumed by you, but still paused: echo-node status says why" if paused else "resumed")
 
 
 def leave(
@@ -136,12 +137,12 @@ def leave(
     wanted = check_forgetting(folder, what, run or in_run, sure=yes) if what is not None else None
     if runs:
         ask(folder, "leave")
-        typer.echo("the node says goodbye and delivers what it has made", err=True)
+        say("the node says goodbye and delivers what it has made", err=True)
         wait_until_ended(folder)
-    typer.echo("the node has left" if runs else f"no node runs on {folder}")
+    say("the node has left" if runs else f"no node runs on {folder}")
     if what is not None:
         freed = forget(folder, what, wanted)
-        typer.echo(f"{_REMOVED[what].format((wanted or '')[:12])}: {size(freed)} freed")
+        say(f"{_REMOVED[what].format((wanted or '')[:12])}: {size(freed)} freed")
 
 
 _REMOVED = {
@@ -173,7 +174,7 @@ def _folder(state: Path | None) -> Path:
 def _show(rows: list[Row]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
-        typer.echo(f"  {name:<{width}}  {text}")
+        say(f"  {name:<{width}}  {text}")
 
 
 def _changes(lines: Iterator[str]) -> Iterator[str]:

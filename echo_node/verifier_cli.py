@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from echo_node.ctrl_c import INTERRUPTED
+from echo_node.given import path_for
+from echo_node.saying import printable, say
 
 if TYPE_CHECKING:
     from echo_node.models.progress import Progress
@@ -49,9 +51,10 @@ def calibrate(
     completions: Annotated[int, typer.Option(min=4, max=100_000, help="How many each class draws.")] = 64,
     tokens: Annotated[int, typer.Option(min=1, max=65_536, help="The most tokens of a completion.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.01, max=100.0, help="That of the run.")] = 1.0,
-    out: Annotated[Path, typer.Option(help="Where the tolerances, the rows and the picture go.")] = Path(
-        "runs/calibration"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(parser=path_for("--out"), help="Where the tolerances, the rows and the picture go."),
+    ] = Path("runs/calibration"),
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each class.")] = False,
 ) -> None:
     """Measure honest bands for each engine class, and propose tolerances for the manifest.
@@ -80,7 +83,7 @@ def calibrate(
             drawn, problems = _draw(wanted, folder, task, threads, progress)
             found = _judge(drawn, folder, task, threads, progress) if drawn else []
     except KeyboardInterrupt:
-        typer.echo("echo-node: stopped, nothing was written", err=True)
+        say("echo-node: stopped, nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
     named = "the embedded model" if model is None else folder.name if Path(model).exists() else model
     title = f"{named}, {completions} completions of up to {task.limits.max_tokens} tokens"
@@ -91,7 +94,7 @@ def calibrate(
     picture = _write(out, title, toml, rows, found) if found else ""
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row))
+            say(json.dumps(row))
     else:
         _print(title, rows, toml, picture)
     if not found:
@@ -278,7 +281,7 @@ def _print(title: str, rows: Sequence[dict[str, Any]], toml: str, picture: str) 
 
 
 def _say(console: Any, text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)
+    console.print(printable(text), markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from echo_node.given import path_for
+from echo_node.saying import say
+
 if TYPE_CHECKING:
     from echo_node.weights.journal import Head
 
@@ -20,11 +23,19 @@ app = typer.Typer(
 
 Folder = Annotated[
     Path,
-    typer.Argument(help="The folder of the store: runs/ID/weights in a node's state.", show_default=False),
+    typer.Argument(
+        parser=path_for("FOLDER"),
+        help="The folder of the store: runs/ID/weights in a node's state.",
+        show_default=False,
+    ),
 ]
 ManifestFile = Annotated[
     Path | None,
-    typer.Option("--manifest", help="The sealed manifest of the run, if the store does not have it."),
+    typer.Option(
+        "--manifest",
+        parser=path_for("--manifest"),
+        help="The sealed manifest of the run, if the store does not have it.",
+    ),
 ]
 
 
@@ -48,7 +59,7 @@ def show_log(
     rows = [_row(head, folder / "blobs", held) for head in heads]
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row))
+            say(json.dumps(row))
         return
     _print_table(rows, holding=journal.follower.holding)
 
@@ -64,30 +75,40 @@ def verify(folder: Folder, *, manifest: ManifestFile = None) -> None:
 
     _, rules, layout = read_papers(folder, manifest)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         bar.add_task("reading every blob, head and chunk", total=None)
         with WeightsStore.open(folder, rules, layout) as store:
             problems = store.verify()
             heads, tip = len(store.follower.heads), store.tip
     for problem in problems:
-        typer.echo(problem)
+        say(problem)
     if problems:
         raise typer.Exit(1)
     holds = f"version {tip.message.version} is held whole" if tip else "no version is held yet"
-    typer.echo(f"{heads} heads, every signature and hash is right; {holds}")
+    say(f"{heads} heads, every signature and hash is right; {holds}")
 
 
 @app.command()
 def export(
     folder: Folder,
-    to: Annotated[Path, typer.Argument(help="The folder to write; it must not exist.", show_default=False)],
+    to: Annotated[
+        Path,
+        typer.Argument(
+            parser=path_for("TO"), help="The folder to write; it must not exist.", show_default=False
+        ),
+    ],
     *,
     version: Annotated[
         int | None, typer.Option(help="Which version; the one that is held if left out.")
     ] = None,
     manifest: ManifestFile = None,
     model: Annotated[
-        Path | None, typer.Option(help="A folder with the model's small files, where the store has them not.")
+        Path | None,
+        typer.Option(
+            parser=path_for("--model"),
+            help="A folder with the model's small files, where the store has them not.",
+        ),
     ] = None,
 ) -> None:
     """Write a version as a Hugging Face folder, which `transformers` opens."""
@@ -96,9 +117,9 @@ def export(
 
     opened, rules, layout = read_papers(folder, manifest)
     done = export_version(folder, to, opened.message, rules, layout, version=version, model=model)
-    typer.echo(f"version {done.version} is in {to}: {done.size / 1e6:,.1f} MB of weights")
+    say(f"version {done.version} is in {to}: {done.size / 1e6:,.1f} MB of weights")
     for name in done.missing:
-        typer.echo(f"missing: {name}, which the manifest names; give a folder that has it with --model")
+        say(f"missing: {name}, which the manifest names; give a folder that has it with --model")
 
 
 @app.command()
@@ -107,7 +128,10 @@ def provenance(
     *,
     folder: Annotated[
         Path | None,
-        typer.Option(help="The folder of the trainer's run; if left out, the only one in this node's state."),
+        typer.Option(
+            parser=path_for("--folder"),
+            help="The folder of the trainer's run; if left out, the only one in this node's state.",
+        ),
     ] = None,
     manifest: ManifestFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each group.")] = False,
@@ -143,14 +167,14 @@ def provenance(
     ]
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(row))
+            say(json.dumps(row))
     else:
         _print_groups(rows, f"Version {version}, step {head.message.step}")
     if merkle_root(sorted(bytes.fromhex(str(row["group"])) for row in rows)) != head.message.groups:
-        typer.echo(f"these are not the groups that the head of version {version} commits to", err=True)
+        say(f"these are not the groups that the head of version {version} commits to", err=True)
         raise typer.Exit(1)
     if not as_json:
-        typer.echo(f"{len(rows)} groups: what the head of version {version} commits to")
+        say(f"{len(rows)} groups: what the head of version {version} commits to")
 
 
 def _only_run() -> Path:

@@ -14,16 +14,17 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from echo_node import introducing, program, state
+from echo_node import introducing, plain, program, state
 from echo_node.backup import Cost, write_backup
 from echo_node.cli import app
 from echo_node.engine import kinds
@@ -111,6 +112,29 @@ def mode(name: str, bits: int) -> Before:
     return lambda place: (place.path / name).chmod(bits)
 
 
+def instead(name: str, kind: str) -> Before:
+    """A pipe that nobody writes into, a device or a folder, where a file should be."""
+
+    def before(place: Place) -> None:
+        path = place.path / name.replace("HELD", str(place.held))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        if kind == "a folder":
+            path.mkdir()
+        elif kind == "a device":
+            path.symlink_to("/dev/zero")
+        else:
+            os.mkfifo(path, 0o600)
+
+    return before
+
+
+def newer(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as file:
+        file.execute("PRAGMA user_version = 99")
+        file.execute("CREATE TABLE what_comes (later)")
+
+
 def damaged_manifest(place: Place) -> None:
     file = place.path / "run" / "manifest"
     data = bytearray(file.read_bytes())
@@ -178,6 +202,16 @@ def _torch_computes_on(device: str):
 
 
 @contextmanager
+def _of_no_home():
+    """A user of a container, whom no list has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("XDG_STATE_HOME")
+        patch.setenv("HOME", "")
+        patch.setattr(os, "getuid", lambda: 2**31 - 7)
+        yield
+
+
+@contextmanager
 def _without_torch():
     before = sys.modules.get("torch")
     sys.modules["torch"] = None  # as it looks where it is not installed
@@ -187,6 +221,21 @@ def _without_torch():
         sys.modules.pop("torch")
         if before is not None:
             sys.modules["torch"] = before
+
+
+def pipe(place: Place) -> AbstractContextManager[object]:
+    instead("pipe", "a pipe")(place)
+    written("backup", backup_of(STRANGER))(place)
+    return _short_pipes()
+
+
+@contextmanager
+def _short_pipes():
+    before, plain.PIPE_SECONDS = plain.PIPE_SECONDS, 0.2
+    try:
+        yield
+    finally:
+        plain.PIPE_SECONDS = before
 
 
 @contextmanager
@@ -318,6 +367,45 @@ CASES = (
         "5 characters",
         before=written("passphrase", "short\n"),
     ),
+    # pipes, devices and folders where files should be
+    *(
+        case(f"{kind} for the {name}, {words}", words, f"it is {kind}, and no file", 1, before=instead(f"state/{name}", kind))
+        for kind in ("a pipe", "a device", "a folder")
+        for name, words in (("key", "keys show"), ("key", SEED), ("format", "keys show"))
+    ),
+    case("pipe for a service's file", "service uninstall", "it is a pipe, and no file", 1, before=instead("config/systemd/user/echo-node.service", "a pipe")),
+    case("pipe for a model's description", "engines --model piped", "it has no config.json", before=instead("piped/config.json", "a pipe")),
+    case("pipe for a model", "engines --model model.gguf", "there is no file", before=instead("model.gguf", "a pipe")),
+    case("pipe for a manifest", "run show pipe", "there is no run in pipe", before=instead("pipe", "a pipe")),
+    case("pipe for a run's manifest", "run show run", "there is no run in run", before=instead("run/manifest", "a pipe")),
+    *(
+        case(f"pipe that nobody writes into, {words}", words, "nobody writes into it", before=pipe)
+        for words in (
+            "run new pipe",
+            "demo --config pipe",
+            "keys restore pipe",
+            "keys restore backup --passphrase-file pipe",
+        )
+    ),
+    *(
+        case(f"{name} that is a pipe", (*SAMPLE[:2], role, *LOOPBACK, "run"), name, 1, before=instead(f"HELD/{name}", "a pipe"))
+        for role, name in (("sampler", "outbox.sqlite"), ("sampler", "ledger.sqlite"), ("trainer", "journal.sqlite"), ("trainer", "records.sqlite"))
+    ),
+    # paths that are empty
+    *(
+        case(f"empty {name}, {' '.join(words)}", (*words, ""), f"the path for {name} is empty")
+        for name, words in (
+            ("--state", ("keys", "show", "--state")),
+            ("--state", (*SEED, "--state")),
+            ("--state", ("status", "--json", "--state")),
+            ("--state", ("service", "install", "--print", "--", *SEED[1:], "--state")),
+            ("--out", ("run", "new", "run.toml", "--out")),
+            ("--out", ("demo", "--out")),
+            ("FILE", ("run", "new")),
+            ("--passphrase-file", ("keys", "backup", "--passphrase-file")),
+        )
+    ),
+    case("nobody's home", "keys show", "has no home folder", before=lambda _: _of_no_home()),
     # the state
     case("state that is a file", "keys show --state run.toml", "run.toml", 1),
     case("state under a file", "keys show --state run.toml/state", "run.toml", 1),
@@ -332,6 +420,7 @@ CASES = (
     case("corrupt outbox", (*SAMPLE, "run"), "outbox.sqlite", 1, before=written("HELD/outbox.sqlite", GARBAGE)),
     case("corrupt journal", (*SAMPLE[:2], "trainer", *LOOPBACK, "run"), "journal.sqlite", 1, before=written("HELD/journal.sqlite", GARBAGE)),
     case("corrupt records", (*SAMPLE[:2], "trainer", *LOOPBACK, "run"), "records.sqlite", 1, before=written("HELD/records.sqlite", GARBAGE)),
+    case("records of a newer version", (*SAMPLE[:2], "trainer", *LOOPBACK, "run"), "run the echo-node that wrote it", 1, before=lambda place: newer(place.held / "records.sqlite")),
     case("corrupt ledger", (*SAMPLE[:2], "verifier", *LOOPBACK, "run"), "ledger.sqlite", 1, before=written("HELD/ledger.sqlite", GARBAGE)),
     # manifests
     case("manifest damaged", "run show run", "no manifest", before=damaged_manifest),
@@ -371,7 +460,17 @@ CASES = (
     toml("parameter out of range", "from 1 to 32", "[params]\ndigits = 0", code=1),
     toml("batch of nothing", "batch_groups is 0", "[algorithm]\nbatch_groups = 0"),
     toml("learning rate in words", "learning_rate is 'high'", '[algorithm]\nlearning_rate = "high"'),
-    toml("learning rate of nothing", "learning_rate is 0.0, and must be above 0", "[algorithm]\nlearning_rate = 0"),
+    toml("learning rate of nothing", "algorithm.learning_rate is 0, and must be from 1e-12 to 1", "[algorithm]\nlearning_rate = 0"),
+    toml("learning rate beyond all reason", "algorithm.learning_rate is 1e+300, and must be from 1e-12 to 1", "[algorithm]\nlearning_rate = 1e300"),
+    toml("learning rate that is no number", "algorithm.learning_rate is nan", "[algorithm]\nlearning_rate = nan"),
+    toml("infinite weight decay", "algorithm.weight_decay is inf, and must be from 0 to 10", "[algorithm]\nweight_decay = inf"),
+    toml("warm-up without end", "algorithm.warm_up", "[algorithm]\nwarm_up = 99999999999999999999"),
+    toml("version that no run reaches", "sync.async_from", "[sync]\nasync_from = 99999999999999999999"),
+    toml("heartbeat of a year", "heartbeat_ms", "[terms]\nheartbeat_ms = 31536000000\nlease_ms = 99999999999999999999"),
+    case("demo beyond all reason", "demo --set algorithm.learning_rate=1e300", "algorithm.learning_rate is 1e+300"),
+    case("demo in memory beyond all reason", "demo --in-memory --set algorithm.kl=1e9", "algorithm.kl is"),
+    case("joining a run file with a number too large", (*SAMPLE[:2], "trainer", *LOOPBACK, "bad.toml"), "algorithm.learning_rate is 1e+300", before=written("bad.toml", f'name = "x"\ntrainers = ["{STRANGER.peer_id}"]\n[algorithm]\nlearning_rate = 1e300')),
+    case("joining a run file with an unknown number", (*SAMPLE[:2], "trainer", *LOOPBACK, "bad.toml"), "no number called luck", before=written("bad.toml", f'name = "x"\ntrainers = ["{STRANGER.peer_id}"]\n[algorithm]\nluck = 7')),
     toml("one trainer twice", "one key twice", trainers=f'["{STRANGER.peer_id}", "{STRANGER.peer_id}"]'),
     case("toml: without end", "run new /dev/zero", "too long for settings"),
     case("toml: not UTF-8", "run new bad.toml", "no text in UTF-8", before=written("bad.toml", b'name = "\xff\xfe"')),
@@ -503,6 +602,41 @@ def test_status_without_a_node_says_what_is_held_and_fails(place, capsys):
 
 
 @pytest.mark.usefixtures("own_logging")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "keys show --state EVIL",
+        "keys backup --passphrase-file passphrase --out EVIL",
+        "keys restore EVIL",
+        "status --state EVIL",
+        "watch --state EVIL",
+        "leave --forget-weights --state EVIL",
+        "run new run.toml --out EVIL",
+        "run new EVIL",
+        "run show EVIL",
+        "run eval EVIL",
+        "join --role sampler EVIL",
+        "join --role EVIL",
+        "EVIL",
+        "weights log EVIL",
+        "engines --model EVIL",
+        "contract show EVIL",
+        "contract new digits --folder EVIL",
+        "demo --config EVIL",
+        "demo --set EVIL=1",
+        "service install --print -- --role sampler --state EVIL run",
+    ],
+)
+def test_nothing_that_a_person_names_is_obeyed_by_the_terminal(words, place, capsys):
+    (place.path / "passphrase").write_text("a passphrase that is long enough\n")
+    evil = "\x1b]0;title\x07\x1b[31mred\rback\x9b2J"
+    _, out, said = end_of([word.replace("EVIL", evil) for word in words.split()], capsys)
+    obeyed = {each for each in out + said if not each.isprintable()} - {"\n"}
+    assert not obeyed
+    assert out + said
+
+
+@pytest.mark.usefixtures("own_logging")
 def test_status_says_what_is_wrong_with_the_key_rather_than_that_there_is_none(place, capsys):
     (place.path / "state" / "key").chmod(0o644)
     code, out, _ = end_of(["status"], capsys)
@@ -534,3 +668,135 @@ def test_a_corrupt_address_book_is_set_aside_two_nodes_share_no_port_and_both_en
         "kept for whoever looks"
     )
     assert book.read_bytes() != GARBAGE
+
+
+CHOOSING = """
+from types import SimpleNamespace as Some
+from echo_node import join_cli, program
+runs = [Some(message=Some(name=name), id=bytes(32)) for name in ("first", "second")]
+program.main(lambda: print("chosen:", join_cli.choose(runs).message.name), "echo-node")
+"""
+BACKUP = ("Make a backup of it now", "passphrase of the backup: ")
+
+
+def at_a_terminal(words: list[str], *talk: tuple[str, bytes]) -> tuple[int, str]:
+    """The exit code and all that was on the screen; each answer is given as soon as its question is there."""
+    inside = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+    command = [sys.executable, "-c", inside, sys.executable, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as person:
+        screen, read = b"", 0
+        for question, answer in talk:
+            while question.encode() not in screen[read:]:
+                piece = os.read(person.stdout.fileno(), 4096)
+                assert piece, screen
+                screen += piece
+            read = len(screen)
+            person.stdin.write(answer)
+            person.stdin.flush()
+        while piece := os.read(person.stdout.fileno(), 4096):
+            screen += piece
+        return person.wait(timeout=60), screen.decode()
+
+
+@pytest.mark.parametrize(
+    ("answers", "code", "ends"),
+    [
+        ((b"7\n", b"two\n", b"2\n"), 0, "chosen: second"),
+        ((b"\n",), 0, "chosen: first"),
+        ((b"7\n",) * 3, 2, "echo-node: no run was chosen (nothing was fetched and nothing was run)"),
+        ((b"\x04",), 2, "echo-node: no run was chosen (nothing was fetched and nothing was run)"),
+        ((b"\x03",), 130, "echo-node: stopped"),
+    ],
+    ids=["mistyped", "default", "mistyped for good", "Ctrl-D", "Ctrl-C"],
+)
+def test_a_person_who_chooses_a_run_may_mistype_and_may_stop(answers, code, ends):
+    found, screen = at_a_terminal(["-c", CHOOSING], *(("Which one?", answer) for answer in answers))
+    assert (found, screen.splitlines()[-1]) == (code, ends), screen
+
+
+@pytest.mark.parametrize(
+    "answers", [(b"\x03",), (b"y\n", b"\x03")], ids=["at the question", "at the passphrase"]
+)
+def test_ctrl_c_at_the_offer_of_a_backup_is_no_answer_but_the_end(place, answers):
+    words = ["-m", "echo_node.cli", *SEED, "--no-page", "--state", str(place.path / "new")]
+    code, screen = at_a_terminal(words, *zip(BACKUP, answers, strict=False))
+    assert (code, screen.splitlines()[-1]) == (130, "echo-node: stopped"), screen
+    assert "others reach it" not in screen
+    assert (place.path / "new" / "key").stat().st_size == 32
+
+
+@pytest.mark.usefixtures("place")
+def test_ctrl_d_at_the_passphrase_is_one_line_and_no_backup():
+    words = ["-m", "echo_node.cli", "keys", "backup"]
+    code, screen = at_a_terminal(words, (BACKUP[1], b"\x04"))
+    assert (code, screen.splitlines()[-1]) == (2, "echo-node: no passphrase was given (begin again)")
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_a_backup_that_cannot_be_noted_is_one_all_the_same(place, capsys):
+    (place.path / "passphrase").write_text("a passphrase that is long enough\n")
+    (place.path / "state" / "backed-up").unlink()
+    (place.path / "state" / "backed-up").mkdir()
+    code, out, said = end_of(["keys", "backup", "--passphrase-file", "passphrase"], capsys)
+    assert code == 0, said
+    assert out.startswith("ECHO-NODE KEY BACKUP")
+    assert re.fullmatch(r"the backup is made, and you will be reminded .*\n", said)
+
+
+PLUG_INS = {
+    "raises": 'raise RuntimeError("not today")',
+    "ends": "import sys; sys.exit(3)",
+    "prints": "print('hello from a plug-in')",
+}
+
+
+@pytest.fixture
+def plug_in(request, place, monkeypatch):
+    """A package with a contract that misbehaves as soon as it is imported, and a run file that names it."""
+    name = f"bad-{request.param}"
+    told = place.path / "site" / f"bad_{request.param}-1.0.dist-info"
+    told.mkdir(parents=True)
+    (told / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (told / "entry_points.txt").write_text(f"[echo_node.contracts]\n{name} = bad_{request.param}:Bad\n")
+    (told.parent / f"bad_{request.param}.py").write_text(
+        f"{PLUG_INS[request.param]}\n"
+        "from echo_node.contract.builtin.digits_reverse import DigitsReverse\n"
+        f"class Bad(DigitsReverse):\n    name = {name!r}\n    version = '1'\n"
+    )
+    run = f'name = "x"\ntrainers = ["{STRANGER.peer_id}"]\ncontract = "{name}@1"\n'
+    (place.path / "plugged.toml").write_text(run)
+    monkeypatch.syspath_prepend(told.parent)
+    return name
+
+
+@pytest.mark.usefixtures("own_logging")
+@pytest.mark.parametrize(
+    ("plug_in", "says"),
+    [("raises", "not today"), ("ends", "wanted to end the program, with 3")],
+    indirect=["plug_in"],
+)
+def test_a_contract_that_fails_as_it_is_imported_is_named_in_one_line(plug_in, says, place, capsys):
+    code, out, said = end_of(["run", "new", "plugged.toml", "--json"], capsys)
+    assert (code, out) == (1, "")
+    assert re.fullmatch(rf"echo-node: .*{plug_in}.*{says} \(whoever wrote it can mend it; .*\)\n", said)
+    assert not (place.path / "plugged").exists()
+
+
+@pytest.mark.usefixtures("own_logging", "place")
+@pytest.mark.parametrize("plug_in", ["prints"], indirect=True)
+def test_what_a_contract_prints_is_no_part_of_the_answer(plug_in, capsys):
+    code, out, said = end_of(["run", "new", "plugged.toml", "--json"], capsys)
+    assert code == 0, said
+    assert json.loads(out).keys() == {"run", "manifest"}, plug_in
+    assert "hello from a plug-in" in said
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_a_store_that_cannot_be_locked_is_one_line_without_an_empty_one_before_it(place, capsys):
+    weights = place.held / "weights"
+    weights.mkdir()
+    shutil.copy(place.path / "run" / "manifest", weights / "manifest")
+    (weights / "lock").mkdir()
+    code, out, said = end_of(["weights", "verify", str(weights)], capsys)
+    assert (code != 0, out) == (True, "")
+    assert re.fullmatch(r"echo-node: .+ \(.+\)\n", said), said

@@ -13,7 +13,7 @@ import trio
 import typer
 
 from echo_node import program
-from echo_node.ctrl_c import INTERRUPTED
+from echo_node.ctrl_c import INTERRUPTED, TERMINATED
 from echo_node.errors import DefectError
 
 
@@ -141,14 +141,15 @@ def test_a_program_that_is_done_waits_for_no_thread_and_no_library_to_be_taken_d
 
 
 @pytest.mark.parametrize("moment", ["echo_node.cli", "echo_node.config", "echo_node.demo.command"])
-def test_ctrl_c_while_the_program_loads_is_one_line(moment, tmp_path):
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", INTERRUPTED), ("SIGTERM", TERMINATED)])
+def test_ctrl_c_or_sigterm_while_the_program_loads_is_one_line(moment, name, code, tmp_path):
     """The signal comes while a module is looked for, which no person could time as well."""
     script = f"""
 import os, signal, sys
 class Interrupting:
     def find_spec(self, name, path=None, target=None):
         if name == {moment!r}:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.{name})
 sys.meta_path.insert(0, Interrupting())
 sys.argv = ["echo-node", "demo", "--steps", "1"]
 from echo_node.__main__ import main
@@ -163,7 +164,31 @@ main()
         check=False,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (INTERRUPTED, "", "echo-node: stopped\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "echo-node: stopped\n")
+
+
+@pytest.mark.parametrize("heard", ["default_int_handler", "SIG_IGN"])
+def test_sigterm_ends_a_command_as_ctrl_c_does_also_where_nobody_hears_that(heard):
+    script = f"""
+import signal, time
+from echo_node import program
+signal.signal(signal.SIGINT, signal.{heard})  # as a shell may have set it
+def wait():
+    try:
+        print("waiting", flush=True)
+        time.sleep(60)
+    finally:
+        print("tidied up", flush=True)
+program.main(wait, "echo-node")
+"""
+    command = [sys.executable, "-c", script]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as waiting:
+        assert waiting.stdout.readline() == "waiting\n"
+        waiting.send_signal(signal.SIGTERM)
+        out, said = waiting.communicate(timeout=60)
+    assert (waiting.returncode, said) == (TERMINATED, "echo-node: stopped\n")
+    assert out == ("tidied up\n" if heard == "default_int_handler" else "")
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,10 @@ def test_what_is_written_is_read_back_figure_for_figure(tmp_path):
     assert read_records(tmp_path / "records.sqlite") == steps
 
 
-def test_a_file_that_is_not_there_has_no_steps(tmp_path):
+def test_a_file_that_is_not_there_or_was_only_just_begun_has_no_steps(tmp_path):
     assert read_records(tmp_path / "none.sqlite") == []
+    (tmp_path / "begun.sqlite").touch()
+    assert read_records(tmp_path / "begun.sqlite") == []
 
 
 def test_a_step_that_is_told_again_after_a_crash_replaces_what_was_there(tmp_path):

@@ -57,9 +57,9 @@ def read_by_systemds_rules(line: str) -> list[str]:
             char = rest[place]
             if char == "\\":
                 place += 1
-                if rest[place] == "x":
-                    word += chr(int(rest[place + 1 : place + 3], 16))
-                    place += 2
+                if (digits := {"x": 2, "u": 4}.get(rest[place], 0)) > 0:
+                    word += chr(int(rest[place + 1 : place + 1 + digits], 16))
+                    place += digits
                 else:
                     word += escapes[rest[place]]
             else:

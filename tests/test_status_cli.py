@@ -20,9 +20,11 @@ from echo_node.control import words
 from echo_node.control.asking import NobodyRunsError
 from echo_node.control.holdings import look_into
 from echo_node.errors import ConfigError, StoreError
+from echo_node.ledger import Entry, Ledger
 from echo_node.run import draft
 from protocol import Identity, open_manifest
 from protocol.manifest import Sampling, Sync
+from tests.test_ledger import verdict
 
 app = typer.Typer(pretty_exceptions_enable=False)
 for command in (status_cli.status, status_cli.watch, status_cli.pause, status_cli.resume, status_cli.leave):
@@ -210,6 +212,61 @@ def test_without_a_node_it_says_what_is_there_and_makes_nothing(tmp_path):
     for where in ("nowhere", "."):
         assert invoke("status", "--state", tmp_path / where).exit_code == 1
     assert not (tmp_path / "nowhere").exists()
+
+
+def earn(folder, run, *, close=True):
+    """A sampler's ledger with two groups that a trainer took, of which a verifier found one honest."""
+    place = state.prepared(folder)
+    me = place.identity().public
+    ledger = Ledger(place.run(run) / "ledger.sqlite")
+    for number in (1, 2):
+        group = Entry(bytes([number]) * 32, run, me, bytes(32), 3, number, 100 * number, "torch/f32")
+        ledger.sent(group)
+        ledger.admitted(group.id)
+    ledger.verdict(verdict(group, run=run))
+    if close:
+        ledger.close()
+    return ledger
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["ended in order", "killed"])
+def test_without_a_node_it_says_what_was_earned_and_touches_nothing(tmp_path, in_order):
+    run = b"r" * 32
+    ledger = earn(tmp_path, run, close=in_order)
+    earned = "200 verified tokens in 1 groups, 1 more groups accepted, as it was when the node ended"
+    before = {each: each.read_bytes() for each in (tmp_path / "runs").rglob("*") if each.is_file()}
+    done = invoke("status", "--state", tmp_path)
+    assert done.exit_code == 1
+    assert done.output.startswith("no node runs on")
+    assert earned in done.output
+    (told,) = json.loads(invoke("status", "--state", tmp_path, "--json").output)["runs"]
+    assert told["credit"] == {"tokens": 200, "groups": 1, "condemned": 0, "refused": {}, "admitted": 1}
+    assert told["credit_problem"] is None
+    after = {each: each.read_bytes() for each in (tmp_path / "runs").rglob("*") if each.is_file()}
+    assert after.keys() == before.keys()
+    assert in_order is False or after == before
+    ledger.close()
+
+
+@pytest.mark.parametrize("damage", [b"this is no database " * 100, b"SQLite format 3\0" + bytes(5000)])
+def test_an_account_that_cannot_be_read_is_said_and_the_rest_is_shown(tmp_path, damage):
+    earn(tmp_path, b"r" * 32)
+    (tmp_path / "runs" / (b"r" * 32).hex() / "ledger.sqlite").write_bytes(damage)
+    done = invoke("status", "--state", tmp_path)
+    assert done.exit_code == 1
+    assert "the next start of a node on this folder says what to do about it" in done.output
+    assert "last seen" in done.output
+    (told,) = json.loads(invoke("status", "--state", tmp_path, "--json").output)["runs"]
+    assert told["credit"] is None
+    assert "ledger.sqlite" in told["credit_problem"]
+
+
+def test_where_this_node_earned_nothing_no_account_is_shown(tmp_path):
+    place = holdings(tmp_path)
+    with Ledger(place.run(b"\1" * 32) / "ledger.sqlite") as ledger:  # a verifier's, of others' groups
+        ledger.sent(Entry(b"g" * 32, b"\1" * 32, b"other" * 6 + b"xx", bytes(32), 3, 0, 10, "torch/f32"))
+    (place.run(b"\2" * 32) / "ledger.sqlite").touch()
+    assert "credit" not in invoke("status", "--state", tmp_path).output
 
 
 def test_a_run_that_is_held_has_the_name_that_its_author_gave(tmp_path):

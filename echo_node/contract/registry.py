@@ -7,7 +7,9 @@ Only code whose entry bears the wanted name is ever imported. It knows nothing o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
@@ -18,6 +20,7 @@ from echo_node.errors import ContractError, boundary
 from protocol import limits
 
 GROUP: Final = "echo_node.contracts"
+ADVICE: Final = "whoever wrote it can mend it; echo-node contract list names its package"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -67,8 +70,23 @@ def find_only(name: str) -> type[Contract]:
 def load(name: str, version: str, params: Mapping[str, object] | None = None) -> Contract:
     """A contract with its parameters, ready for use."""
     found = find(name, version)
-    with boundary(ContractError, f"setting up the contract {name} {version}"):
+    with (
+        as_a_guest(name),
+        boundary(ContractError, f"setting up the contract {name} {version}", advice=ADVICE),
+    ):
         return found(params)
+
+
+@contextmanager
+def as_a_guest(name: str) -> Iterator[None]:
+    """While code of a plug-in runs in this process: what it prints is no answer of ours, and it may not end the program."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except SystemExit as end:
+        raise ContractError(
+            f"the contract {name} wanted to end the program, with {end.code!r}", advice=ADVICE
+        ) from None
 
 
 def _listing(entry: EntryPoint) -> Listing:
@@ -79,7 +97,8 @@ def _listing(entry: EntryPoint) -> Listing:
 def _imported(entry: EntryPoint) -> type[Contract]:
     listed = _listing(entry)
     where = f"{entry.value} of the package {listed.package or 'that declares it'}"
-    with boundary(ContractError, f"loading the contract {entry.name} from {where}"):
+    doing = f"loading the contract {entry.name} from {where}"
+    with as_a_guest(entry.name), boundary(ContractError, doing, advice=ADVICE):
         found = entry.load()
         if not isinstance(found, type) or not issubclass(found, Contract):
             raise TypeError("it is no subclass of echo_node.contract.Contract")

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from echo_node.contract.hostile import TEXTS
 from echo_node.contract.jail.process import environment_for
+from echo_node.contract.registry import ADVICE
 from echo_node.errors import ContractError, one_line
 
 SECONDS: Final = 30.0  # for one process
@@ -129,7 +130,9 @@ def show_contract(subject: Subject, *, samples: int = 3, seconds: float = SECOND
         subject, [{"name": "show", "act": "show", "keys": samples}], hash_seed=0, seconds=seconds
     )
     if problem := _of(told, "load") or _of(told, "show"):
-        raise ContractError(problem.get("error") or f"{subject.name}: {problem['why']}")
+        if "error" in problem:
+            raise ContractError(problem["error"])
+        raise ContractError(f"trying {subject.name}: {problem['why']}", advice=ADVICE)
     return told
 
 

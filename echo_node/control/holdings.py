@@ -1,4 +1,5 @@
-"""What is in a state folder while no node runs on it: whose key, which runs, how many bytes, and since when nobody was there.
+"""What is in a state folder while no node runs on it: whose key, which runs, what it earned in them, how many
+bytes, and since when nobody was there.
 
 It also forgets what a person wants forgotten, and only that. It knows nothing of what the bytes mean.
 """
@@ -8,14 +9,17 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from echo_node.account import read_credit
 from echo_node.errors import ConfigError, EchoError, StoreError, boundary
 from echo_node.keyfile import load
+from echo_node.ledger import Credit
+from echo_node.plain import open_plain
 from echo_node.state import opened
-from protocol import ProtocolError, limits, open_manifest
+from protocol import ProtocolError, limits, open_manifest, public_key_of
 
 Forgetting: TypeAlias = Literal["weights", "run", "everything"]
 _WORD: Final[dict[Forgetting, tuple[str, ...]]] = {
@@ -37,6 +41,21 @@ class HeldRun:
     weights: int
     """Bytes."""
     bytes: int
+    credit: Credit | None = None
+    """What this node has earned in it by its own ledger; None if that has no account of it, or cannot be read: then
+    `credit_problem` says why."""
+    credit_problem: str = ""
+
+    def told(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "weights_bytes": self.weights,
+            "bytes": self.bytes,
+            "credit": None if self.credit is None else asdict(self.credit),
+            "credit_problem": self.credit_problem or None,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +78,7 @@ class Holdings:
             "state": str(self.path),
             "peer_id": self.peer_id or None,
             "backed_up": self.backed_up,
-            "runs": [
-                {"id": run.id, "name": run.name, "weights_bytes": run.weights, "bytes": run.bytes}
-                for run in self.runs
-            ],
+            "runs": [run.told() for run in self.runs],
             "bytes": self.bytes,
             "last_seen": self.last_seen,
         }
@@ -71,8 +87,8 @@ class Holdings:
 def look_into(path: Path) -> Holdings:
     """What is there. It makes nothing, and needs no lock."""
     with boundary(StoreError, f"looking into {path}", advice="may you read it?"):
-        runs = tuple(_held(folder) for folder in _folders(path / "runs"))
         whose, problem = _peer_id(path / "key")
+        runs = tuple(_held(folder, whose) for folder in _folders(path / "runs"))
         mark = path / "backed-up"
         seen = [stat.st_mtime for stat in _files(path)]
         return Holdings(
@@ -136,17 +152,37 @@ def forget(path: Path, what: Forgetting, run: str | None = None) -> int:
     return before - after
 
 
-def _held(folder: Path) -> HeldRun:
+def _held(folder: Path, whose: str) -> HeldRun:
+    credit, problem = _credit(folder, whose)
     return HeldRun(
-        folder.name, _name(folder / "weights" / "manifest"), _weigh(folder / "weights"), _weigh(folder)
+        folder.name,
+        _name(folder / "weights" / "manifest"),
+        _weigh(folder / "weights"),
+        _weigh(folder),
+        credit,
+        problem,
     )
+
+
+def _credit(folder: Path, whose: str) -> tuple[Credit | None, str]:
+    """What this key has earned in the run of the folder, or why that cannot be said."""
+    try:
+        run = bytes.fromhex(folder.name)
+    except ValueError:
+        return None, ""
+    if not whose:
+        return None, ""
+    try:
+        return read_credit(folder / "ledger.sqlite", public_key_of(whose), run), ""
+    except StoreError as error:
+        return None, str(error)
 
 
 def _name(manifest: Path) -> str:
     """What its author called the run, if its signed manifest lies there."""
     most = limits.MANIFEST_BYTES + limits.ENVELOPE_BYTES
     try:
-        with manifest.open("rb") as file:
+        with open_plain(manifest) as file:
             return open_manifest(file.read(most + 1)).message.name
     except (OSError, ProtocolError):
         return ""

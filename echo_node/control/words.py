@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from echo_node.control.holdings import Holdings
@@ -53,14 +54,15 @@ def held_rows(held: Holdings, now: float) -> list[Row]:
     backup = "a backup was made" if held.backed_up else "no backup yet: echo-node keys backup"
     nobody = one_line(held.key_problem) or "no key yet"
     found = [("identity", f"{held.peer_id} ({backup})" if held.peer_id else nobody)]
-    found += [
-        (
-            "run",
-            f"{run.id[:12]} {one_line(run.name)}".rstrip()
-            + f", {size(run.bytes)}, of which weights {size(run.weights)}",
-        )
-        for run in held.runs
-    ]
+    for run in held.runs:
+        named = f"{run.id[:12]} {one_line(run.name)}".rstrip()
+        found.append(("run", f"{named}, {size(run.bytes)}, of which weights {size(run.weights)}"))
+        if run.credit is not None:
+            found.append(
+                ("credit", f"{_credit({'credit': asdict(run.credit)})}, as it was when the node ended")
+            )
+        elif run.credit_problem:
+            found.append(("credit", one_line(run.credit_problem)))
     found.append(("disk", size(held.bytes)))
     if held.last_seen is not None:
         found.append(("last seen", f"{duration(now - held.last_seen)} ago"))

@@ -25,6 +25,7 @@ from echo_node.demo.summary import outcome, summary
 from echo_node.demo.view import line, watch
 from echo_node.errors import ConfigError, StoreError, boundary
 from echo_node.metrics import Records
+from echo_node.saying import printable
 
 TRIES = 10
 """To remove the swarm's folder."""
@@ -79,11 +80,11 @@ def _in_many(
         interrupted = trio.run(_until_told_to_stop, demo, console)
         if demo.failure:
             told = "\n  ".join([demo.failure, *demo.last_words])
-            console.print(told, highlight=False, markup=False, soft_wrap=True)
+            console.print(printable(told), highlight=False, markup=False, soft_wrap=True)
         _sum_up(demo, folder, console, as_json=as_json, interrupted=interrupted)
         if keep:
             told = f"Kept: every node's state and log, and the run, are in {place}."
-            console.print(told, highlight=False, soft_wrap=True)
+            console.print(printable(told), highlight=False, markup=False, soft_wrap=True)
     return INTERRUPTED if interrupted else FAILED if demo.failure else 0
 
 
@@ -136,7 +137,7 @@ def _sum_up(demo: Shown, folder: Path, console: Console, *, as_json: bool, inter
     picture = None if interrupted else _draw(demo, folder / "reward.png")  # drawing takes a second
     say = partial(console.print, highlight=False, soft_wrap=True, markup=False)
     say(line(demo))
-    say(("Stopped.\n" if interrupted else "") + summary(demo, picture))
+    say(("Stopped.\n" if interrupted else "") + printable(summary(demo, picture)))
     if as_json:
         print(json.dumps(told), flush=True)  # noqa: T201 - the answer that a script reads
 

@@ -97,10 +97,6 @@ class SwarmDemo:
         )
         sealed = new_run(told, trainer, nonce=self._bytes("nonce"))
         opened = open_manifest(sealed)
-        if config.algorithm:
-            from echo_node.trainer.settings import training_settings  # noqa: PLC0415 - it brings torch
-
-            training_settings(opened.message)
         for engine in self._engines():
             check_class(engine)
         self._run_id = opened.id

@@ -13,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from echo_node.config import home
 from echo_node.errors import ConfigError, looking_at
 from echo_node.models.converting import convert
 from echo_node.models.folder import check_folder
@@ -52,4 +53,4 @@ def find_model(
 
 def default_cache() -> Path:
     """Where converted models stay, for every run of this person."""
-    return Path.home() / ".cache" / "echo-node" / "models"
+    return home() / ".cache" / "echo-node" / "models"

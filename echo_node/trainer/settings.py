@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from echo_node.errors import ConfigError
+from echo_node.ranges import CHANGE
 from echo_node.trainer.grpo import GrpoSettings
 from echo_node.trainer.step import StepSettings
 from protocol import Manifest
 
 DEFAULT_BATCH = 32
-_CHANGE = "change it under [algorithm] in the run's file, or leave it out for its default"
 _FROM_ELSEWHERE = {"temperature", "vocab_size", "spreads", "grpo"}
 """Fields of the step that the manifest says in other places."""
 SPREAD = 16.0
@@ -36,7 +36,7 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
     params = dict(manifest.algorithm.params)
     batch = params.pop("batch_groups", DEFAULT_BATCH)
     if type(batch) is not int or not 1 <= batch <= 4096:
-        raise ConfigError(f"batch_groups is {batch!r}, not a whole number from 1 to 4096", advice=_CHANGE)
+        raise ConfigError(f"batch_groups is {batch!r}, not a whole number from 1 to 4096", advice=CHANGE)
     grpo = _take(params, GrpoSettings, set())
     step = _take(params, StepSettings, _FROM_ELSEWHERE)
     if params:
@@ -53,7 +53,7 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
             ),
         )
     except ValueError as error:
-        raise ConfigError(f"the numbers of the algorithm: {error}", advice=_CHANGE) from error
+        raise ConfigError(f"the numbers of the algorithm: {error}", advice=CHANGE) from error
 
 
 def _known() -> str:
@@ -70,7 +70,7 @@ def _take(params: dict[str, Any], cls: type, leave: set[str]) -> dict[str, Any]:
         taken[name] = value = _like(default, value)
         if type(value) is not type(default):
             raise ConfigError(
-                f"{name} is {value!r}, not of the type of its default {default!r}", advice=_CHANGE
+                f"{name} is {value!r}, not of the type of its default {default!r}", advice=CHANGE
             )
     return taken
 

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from echo_node.errors import ConfigError
+from echo_node.ranges import RANGES, check_ranges
 from echo_node.trainer.grpo import GrpoSettings
 from echo_node.trainer.settings import DEFAULT_BATCH, SPREAD, training_settings
 from echo_node.trainer.step import StepSettings
@@ -67,6 +68,26 @@ def test_every_number_of_the_step_and_of_the_loss_can_be_set():
     for name, value in told.items():
         holder = settings.step if hasattr(settings.step, name) else settings.step.grpo
         assert getattr(holder, name) == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_every_number_of_the_algorithm_has_a_range_and_its_default_is_within():
+    fields = [*dataclasses.fields(StepSettings), *dataclasses.fields(GrpoSettings)]
+    elsewhere = {"temperature", "vocab_size", "spreads", "grpo"}
+    numbers = {
+        field.name: field.default
+        for field in fields
+        if field.name not in elsewhere and type(field.default) in {int, float, tuple}
+    }
+    assert RANGES.keys() == {"batch_groups", *numbers}
+    check_ranges({"batch_groups": DEFAULT_BATCH, **numbers})
+    check_ranges({"clip_high": 9e9, "dual_clip": 9e9, "kl": 10, "learning_rate": 1e-6})
+
+
+@pytest.mark.parametrize("name", sorted(RANGES))
+@pytest.mark.parametrize("value", [1e300, -1e300, float("inf"), float("nan"), 10**30])
+def test_a_number_beyond_its_range_is_named_with_what_is_allowed(name, value):
+    with pytest.raises(ConfigError, match=rf"algorithm\.{name} is .* must be from .* to "):
+        check_ranges({name: [0.5, value] if name == "betas" else value})
 
 
 def test_a_whole_number_does_where_a_real_one_is_meant():
