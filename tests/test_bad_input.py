@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -676,26 +677,41 @@ from echo_node import join_cli, program
 runs = [Some(message=Some(name=name), id=bytes(32)) for name in ("first", "second")]
 program.main(lambda: print("chosen:", join_cli.choose(runs).message.name), "echo-node")
 """
+CTRL_C, CTRL_D = b"\x03", b"\x04"
 BACKUP = ("Make a backup of it now", "passphrase of the backup: ")
 
 
 def at_a_terminal(words: list[str], *talk: tuple[str, bytes]) -> tuple[int, str]:
-    """The exit code and all that was on the screen; each answer is given as soon as its question is there."""
+    """The exit code and all that was on the screen; each answer is given as soon as its question is there.
+
+    A key that is pressed before the program has its terminal ready may be lost, and is pressed again, as people do.
+    """
     inside = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
     command = [sys.executable, "-c", inside, sys.executable, *words]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as person:
-        screen, read = b"", 0
-        for question, answer in talk:
-            while question.encode() not in screen[read:]:
-                piece = os.read(person.stdout.fileno(), 4096)
-                assert piece, screen
-                screen += piece
-            read = len(screen)
-            person.stdin.write(answer)
-            person.stdin.flush()
-        while piece := os.read(person.stdout.fileno(), 4096):
-            screen += piece
-        return person.wait(timeout=60), screen.decode()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as person:
+        screen = b""
+
+        def more(key: bytes = b"") -> bytes:
+            while key and not select.select([person.stdout], [], [], 1.0)[0]:
+                person.stdin.write(key)
+            return os.read(person.stdout.fileno(), 4096)
+
+        try:
+            read, key = 0, b""
+            for question, answer in talk:
+                while question.encode() not in screen[read:]:
+                    piece = more(key)
+                    assert piece, screen
+                    screen, key = screen + piece, b""
+                read = len(screen)
+                person.stdin.write(answer)
+                key = answer if answer in {CTRL_C, CTRL_D} else b""
+            while piece := more(key):
+                screen, key = screen + piece, b""
+            return person.wait(timeout=60), screen.decode()
+        except BaseException:
+            person.kill()
+            raise
 
 
 @pytest.mark.parametrize(
@@ -704,8 +720,8 @@ def at_a_terminal(words: list[str], *talk: tuple[str, bytes]) -> tuple[int, str]
         ((b"7\n", b"two\n", b"2\n"), 0, "chosen: second"),
         ((b"\n",), 0, "chosen: first"),
         ((b"7\n",) * 3, 2, "echo-node: no run was chosen (nothing was fetched and nothing was run)"),
-        ((b"\x04",), 2, "echo-node: no run was chosen (nothing was fetched and nothing was run)"),
-        ((b"\x03",), 130, "echo-node: stopped"),
+        ((CTRL_D,), 2, "echo-node: no run was chosen (nothing was fetched and nothing was run)"),
+        ((CTRL_C,), 130, "echo-node: stopped"),
     ],
     ids=["mistyped", "default", "mistyped for good", "Ctrl-D", "Ctrl-C"],
 )
@@ -715,7 +731,7 @@ def test_a_person_who_chooses_a_run_may_mistype_and_may_stop(answers, code, ends
 
 
 @pytest.mark.parametrize(
-    "answers", [(b"\x03",), (b"y\n", b"\x03")], ids=["at the question", "at the passphrase"]
+    "answers", [(CTRL_C,), (b"y\n", CTRL_C)], ids=["at the question", "at the passphrase"]
 )
 def test_ctrl_c_at_the_offer_of_a_backup_is_no_answer_but_the_end(place, answers):
     words = ["-m", "echo_node.cli", *SEED, "--no-page", "--state", str(place.path / "new")]
@@ -728,7 +744,7 @@ def test_ctrl_c_at_the_offer_of_a_backup_is_no_answer_but_the_end(place, answers
 @pytest.mark.usefixtures("place")
 def test_ctrl_d_at_the_passphrase_is_one_line_and_no_backup():
     words = ["-m", "echo_node.cli", "keys", "backup"]
-    code, screen = at_a_terminal(words, (BACKUP[1], b"\x04"))
+    code, screen = at_a_terminal(words, (BACKUP[1], CTRL_D))
     assert (code, screen.splitlines()[-1]) == (2, "echo-node: no passphrase was given (begin again)")
 
 
