@@ -198,11 +198,13 @@ class Puller:
         log.warning("version %d cannot be had, nor one shortly before it", target.message.version)
 
     async def buildable(self, heads: Sequence[Head]) -> list[Head]:
-        """Those of these heads whose states can be built from what is here."""
+        """Those of these heads whose states are here, or can be built from what is."""
+
+        def is_here(head: Head) -> bool:
+            return head == self.held or self.store.truth.can_build(head.id)
+
         async with self._one:
-            return await trio.to_thread.run_sync(
-                lambda: [head for head in heads if self.store.truth.can_build(head.id)]
-            )
+            return await trio.to_thread.run_sync(lambda: [*filter(is_here, heads)])
 
     async def use(self, head: Head, take: Callable[[Leased], T]) -> T:
         """Have the state of a head, and give it to `take`, in a thread. It is good only within that call."""

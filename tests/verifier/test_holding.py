@@ -73,6 +73,14 @@ async def test_a_version_that_nobody_has_any_longer_does_not_keep_it_from_the_ne
         assert versions(await hold(puller, window)) == [4, 8]
 
 
+async def test_what_is_held_is_here_though_a_blob_on_the_way_to_it_is_gone(tmp_path):
+    async with behind(tmp_path, at=4, newest=8) as (leader, puller):
+        await hold(puller, leader.follower.heads[-5:])
+        puller.store.blobs.path(leader.follower.heads[0].message.anchor.table).unlink()
+        puller.store.truth._whole.clear()
+        assert versions(await puller.buildable(leader.follower.heads[-5:])) == [8]
+
+
 async def test_who_holds_nothing_yet_begins_with_the_newest(tmp_path):
     with opened(tmp_path / "leader", durable=False) as leader:
         publish(leader, 3, SQUASHED)
