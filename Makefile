@@ -50,7 +50,7 @@ demo: $(HOUSE) ## a whole swarm on this machine (ARGS="…")
 	@$(BIN)/echo-node demo $(ARGS)
 
 test: setup ## the tests (ARGS="-k name", WORKERS=2)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 slow: setup ## the long forms of the tests
 	@$(BIN)/python -m pytest -m slow $(ARGS)
@@ -61,7 +61,7 @@ check: setup ## the gate: format, lint, types, arrows, known vulnerabilities, te
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/audit.py
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 bench: $(HOUSE) ## every benchmark, and benchmarks/README.md (ARGS="wire delta")
 	@$(BIN)/python -m benchmarks $(ARGS)

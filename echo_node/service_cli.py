@@ -13,8 +13,9 @@ from echo_node.saying import say
 
 app = typer.Typer(no_args_is_help=True, help="Run the node in the background, as a systemd user service.")
 _SECONDS = 90.0
-_MOST_BYTES = 1_000_000
 """For systemd to do what it is told: a node that stops has a minute."""
+_MOST_BYTES = 1_000_000
+"""Of a service's file that are looked at."""
 
 
 @app.command()
@@ -37,9 +38,7 @@ def install(
     role, complete = _checked(words)
     text = unit(Path(sys.executable), complete, Path.cwd(), role)
     if only_print:
-        typer.echo(
-            text, nl=False
-        )  # as it would be written: the unit itself holds no character that is obeyed
+        typer.echo(text, nl=False)  # as it is written: a unit holds no character that a terminal obeys
         return
     file = _file()
     with boundary(StoreError, f"writing {file}", advice="move away what is there, if you may"):
