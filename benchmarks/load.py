@@ -26,7 +26,7 @@ from rich.table import Table
 
 from benchmarks.load_profile import IDLE
 from benchmarks.load_run import UNANSWERED
-from benchmarks.load_swarm import SAMPLERS, Level, Swarm, start_swarm
+from benchmarks.load_swarm import PROCESSES, SAMPLERS, Level, Swarm, start_swarm
 
 FIRST: Final = 60.0
 RISE: Final = 1.5
@@ -61,8 +61,13 @@ def main() -> None:
     options.add_argument(
         "--most", type=float, default=5_000.0, help="groups a second that are offered at most"
     )
+    options.add_argument(
+        "--samplers", type=int, default=SAMPLERS, help=f"in {PROCESSES} processes ({SAMPLERS})"
+    )
     given = options.parse_args()
-    with _bench() as bench:
+    if given.samplers < PROCESSES:
+        options.error(f"at least {PROCESSES} samplers")
+    with _bench(given.samplers) as bench:
         kept, broken = climb(bench, given.seconds, given.most)
         half = bench.level(kept.offered / 2, given.seconds)
         pairs = [
@@ -71,7 +76,7 @@ def main() -> None:
     under_flood = (
         statistics.median(flooded.rate / calm.rate for flooded, calm in pairs) if pairs else math.nan
     )
-    _show(bench.levels)
+    _show(bench.levels, given.samplers)
     print(
         json.dumps(
             {
@@ -83,24 +88,24 @@ def main() -> None:
                 "admission_is": "from the push to the receipt read by its sampler, at half of groups_per_s",
                 "cpu_ms_per_group": round(kept.cpu_ms, 3),
                 "honest_under_flood": round(under_flood, 3) if pairs else None,
-                "limited_by": limit(broken or kept),
+                "limited_by": limit(broken or kept, given.samplers),
             }
         )
     )
 
 
 @contextmanager
-def _bench() -> Generator[Bench]:
-    swarms = _one_after_the_other()
+def _bench(samplers: int) -> Generator[Bench]:
+    swarms = _one_after_the_other(samplers)
     try:
         yield Bench(swarms)
     finally:
         swarms.close()
 
 
-def _one_after_the_other() -> Generator[Swarm]:
+def _one_after_the_other(samplers: int) -> Generator[Swarm]:
     while True:
-        with start_swarm() as swarm:
+        with start_swarm(samplers) as swarm:
             swarm.level(FIRST, 2.0)  # caches fill, connections settle
             yield swarm
 
@@ -132,12 +137,12 @@ def flood_pair(bench: Bench, rate: float, seconds: float, *, first: bool) -> tup
     return bench.level(rate, seconds, flood=True), calm
 
 
-def limit(level: Level) -> str:
+def limit(level: Level, samplers: int) -> str:
     """What a rate failed of, in one line."""
     idle = level.spent.get(IDLE, 0.0)
     parts = [f"{part} {share:.0%}" for part, share in level.spent.items() if part != IDLE and share >= 0.03]
     used, cores = level.cpu + level.jail_cpu + level.load_cpu, os.cpu_count() or 1
-    unanswered, window = level.rate * level.median / 1000, SAMPLERS * UNANSWERED
+    unanswered, window = level.rate * level.median / 1000, samplers * UNANSWERED
     if 1 - idle > BUSY:
         what = "the trainer's event loop"
     elif used > BUSY * cores:
@@ -160,8 +165,8 @@ def _show_line(level: Level) -> None:
     )
 
 
-def _show(levels: list[Level]) -> None:
-    table = Table(title="One trainer, eight simulated samplers in two processes")
+def _show(levels: list[Level], samplers: int) -> None:
+    table = Table(title=f"One trainer, {samplers} simulated samplers in {PROCESSES} processes")
     columns = (
         "offered/s",
         "answered/s",

@@ -24,9 +24,8 @@ from typing import Any, Final
 from benchmarks.load_run import BURST, ROOM
 
 PROCESSES: Final = 2
-EACH: Final = 4
-"""Simulated samplers in one process."""
-SAMPLERS: Final = PROCESSES * EACH
+SAMPLERS: Final = 8
+"""Simulated ones, in all processes together."""
 HEAD_START: Final = 0.5
 """Seconds from the order to the first burst, for every process to be ready."""
 GRACE: Final = 20.0
@@ -132,18 +131,19 @@ class Process:
 class Swarm:
     """A trainer, simulated samplers, and one hostile peer that is quiet until it is told."""
 
-    def __init__(self, trainer: Process, samplers: list[Process], hostile: Process) -> None:
+    def __init__(self, trainer: Process, samplers: list[Process], hostile: Process, count: int) -> None:
         self._trainer = trainer
         self._samplers = samplers
         self._hostile = hostile
-        self.left = ROOM - ROOM // (SAMPLERS + 1)
+        self.samplers = count
+        self.left = ROOM - ROOM // (count + 1)
         """Groups for which there is room; the hostile peer's share is not ours."""
 
     def level(self, rate: float, seconds: float, *, flood: bool = False, watch: bool = False) -> Level:
         """Offer so many groups a second for about so long, and see."""
-        interval = BURST * SAMPLERS / rate
+        interval = BURST * self.samplers / rate
         bursts = max(1, round(seconds / interval))
-        self.left -= bursts * BURST * SAMPLERS
+        self.left -= bursts * BURST * self.samplers
         for each in self._samplers:
             each.tell("prepare", bursts=bursts)
         for each in self._samplers:
@@ -194,8 +194,8 @@ class Swarm:
 
 
 @contextmanager
-def start_swarm() -> Generator[Swarm]:
-    """Everybody has joined, and the head that has them all in its roster is out."""
+def start_swarm(count: int) -> Generator[Swarm]:
+    """So many samplers have joined, and the head that has them all in its roster is out."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-load-")))
 
@@ -204,15 +204,17 @@ def start_swarm() -> Generator[Swarm]:
             stack.callback(process.end)
             return process
 
-        trainer = start("load_trainer", folder=str(folder), samplers=SAMPLERS + 1)
+        trainer = start("load_trainer", folder=str(folder), samplers=count + 1)
         seeds = trainer.hear()["addresses"]
         samplers = [
-            start("load_samplers", seeds=seeds, names=[f"sampler {number}-{n}" for n in range(EACH)])
-            for number in range(PROCESSES)
+            start(
+                "load_samplers", seeds=seeds, names=[f"sampler {n}" for n in range(first, count, PROCESSES)]
+            )
+            for first in range(PROCESSES)
         ]
         hostile = start("load_hostile", seeds=seeds, names=["hostile"])
         for each in (*samplers, hostile):
             each.hear()
             each.ask("join")
         hostile.ask("prepare")
-        yield Swarm(trainer, samplers, hostile)
+        yield Swarm(trainer, samplers, hostile, count)
