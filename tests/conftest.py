@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import uuid
 
 import psutil
@@ -12,6 +13,10 @@ from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in the background of a shell: then no child would hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MARK = "ECHO_NODE_TEST_SESSION"
 OF_PYTHON_ITSELF = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # these end with us

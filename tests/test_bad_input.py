@@ -727,7 +727,7 @@ def at_a_terminal(words: list[str], *talk: tuple[str, bytes]) -> tuple[int, str]
 )
 def test_a_person_who_chooses_a_run_may_mistype_and_may_stop(answers, code, ends):
     found, screen = at_a_terminal(["-c", CHOOSING], *(("Which one?", answer) for answer in answers))
-    assert (found, screen.splitlines()[-1]) == (code, ends), screen
+    assert (found, screen.splitlines()[-1].strip()) == (code, ends), screen
 
 
 @pytest.mark.parametrize(
@@ -736,7 +736,7 @@ def test_a_person_who_chooses_a_run_may_mistype_and_may_stop(answers, code, ends
 def test_ctrl_c_at_the_offer_of_a_backup_is_no_answer_but_the_end(place, answers):
     words = ["-m", "echo_node.cli", *SEED, "--no-page", "--state", str(place.path / "new")]
     code, screen = at_a_terminal(words, *zip(BACKUP, answers, strict=False))
-    assert (code, screen.splitlines()[-1]) == (130, "echo-node: stopped"), screen
+    assert (code, screen.splitlines()[-1].strip()) == (130, "echo-node: stopped"), screen
     assert "others reach it" not in screen
     assert (place.path / "new" / "key").stat().st_size == 32
 
@@ -745,7 +745,7 @@ def test_ctrl_c_at_the_offer_of_a_backup_is_no_answer_but_the_end(place, answers
 def test_ctrl_d_at_the_passphrase_is_one_line_and_no_backup():
     words = ["-m", "echo_node.cli", "keys", "backup"]
     code, screen = at_a_terminal(words, (BACKUP[1], CTRL_D))
-    assert (code, screen.splitlines()[-1]) == (2, "echo-node: no passphrase was given (begin again)")
+    assert (code, screen.splitlines()[-1].strip()) == (2, "echo-node: no passphrase was given (begin again)")
 
 
 @pytest.mark.usefixtures("own_logging")

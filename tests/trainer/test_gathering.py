@@ -327,11 +327,12 @@ async def test_messages_that_come_while_the_disk_is_busy_are_written_down_togeth
 async def test_groups_are_judged_while_others_go_to_the_disk_and_told_of_in_their_order(monkeypatch):
     """A second copy comes while the first is written: its sampler hears that it is double after the first is safe."""
     async with gathering() as trainer:
-        done, judged, answers = trio.Event(), trio.Event(), []
+        done, writing, judged, answers = trio.Event(), trio.Event(), trio.Event(), []
         keep, judge = trainer.journal.keep, trainer.source._judge
         accept, refuse = trainer.receipts.accept, trainer.receipts.refuse
 
         async def slow(groups):
+            writing.set()
             await done.wait()
             return await keep(groups)
 
@@ -351,12 +352,12 @@ async def test_groups_are_judged_while_others_go_to_the_disk_and_told_of_in_thei
         )
         first, second = trainer.group(0), trainer.group(1)
         async with trio.open_nursery() as nursery:
-            for sealed in ([first], [first, second]):
-                await trainer.sampler.publish(GROUPS, write_batch(sealed))
-                await trio.testing.wait_all_tasks_blocked()
-            nursery.start_soon(trainer.source.take, Message(GROUPS, write_batch([first]), ANN.public))
-            with trio.fail_after(10):
+            with trio.fail_after(60):
+                await trainer.sampler.publish(GROUPS, write_batch([first]))
+                await writing.wait()
+                await trainer.sampler.publish(GROUPS, write_batch([first, second]))
                 await judged.wait()
+            nursery.start_soon(trainer.source.take, Message(GROUPS, write_batch([first]), ANN.public))
             await trio.testing.wait_all_tasks_blocked()
             assert answers == []
             done.set()

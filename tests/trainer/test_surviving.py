@@ -278,10 +278,12 @@ async def test_a_trainer_that_looks_for_itself_learns_nothing_from_a_cheat(tmp_p
     assert "muted" in told
     async with open_journal(tmp_path / "journal.sqlite", run.id) as journal:
         findings = await journal.findings()
-    assert {(found.sampler, found.result) for found in findings} == {
-        (ANN.public, "honest"),
-        (BOB.public, "dishonest"),
-    }
+    said = Counter((found.sampler, found.result) for found in findings)
+    by_chance = said.pop((BOB.public, "honest"), 0)
+    assert by_chance <= 1, (
+        "another luck may, once in a long while, draw the few tokens that its own would have"
+    )
+    assert said.keys() == {(ANN.public, "honest"), (BOB.public, "dishonest")}
 
 
 async def test_a_sequential_run_that_was_interrupted_comes_to_the_heads_of_one_that_was_not(tmp_path):
