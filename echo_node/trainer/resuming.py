@@ -8,6 +8,7 @@ everybody samples from it. It knows no network.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -100,7 +101,9 @@ async def in_chain(
     )
     tip = heads[-1] if heads else None
     newest = tip.message.version if tip else -1
-    pending = [batch for batch in batches if tip and batch.version > newest and batch.tip == tip.id]
+    drawn = (batch for batch in batches if tip and batch.version > newest and batch.tip == tip.id)
+    # Another's, of a version that a grant has left, are here by its account; not all of their groups were overheard.
+    pending = [*itertools.takewhile(lambda batch: batch.is_whole, drawn)]
     if left := [batch.number for batch in batches if batch not in told and batch not in pending]:
         log.warning("%d batches of a branch that was left are not used", len(left))
         await journal.disown(left)

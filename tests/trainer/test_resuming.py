@@ -15,9 +15,10 @@ import trio
 from echo_node.errors import StoreError
 from echo_node.trainer import loop as loop_room
 from echo_node.trainer.journal import Batch, KeptGroup, open_journal
+from echo_node.trainer.resuming import in_chain
 from echo_node.weights.store import WeightsStore
 from protocol import TrajectoryGroup, open_sealed
-from tests.crafting import changed_run
+from tests.crafting import SAMPLERS, Chain, changed_run, sealed_group
 from tests.trainer import dying
 from tests.trainer.dying import LAYOUT, ROOT, RUN, STEPS, Recording, Replaying, heads_in, train
 
@@ -256,3 +257,25 @@ async def test_a_trainer_that_is_told_to_end_between_two_heads_loses_no_batch(tm
     assert [batch.number for batch in loop.stood.pending] == [3]
     assert not loop.stood.adopted
     assert heads_in(tmp_path / "ended") == heads_in(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("overheard", [2, 1, 0])
+async def test_a_version_that_a_grant_left_is_learnt_again_if_all_its_groups_are_here_and_else_disowned(
+    overheard,
+):
+    """The leader's account was here before its weights, and not all of its groups were overheard: the heir ended of it."""
+    head = Chain(RUN).next(*SAMPLERS[:2])
+    groups = []
+    for slot in range(2):
+        opened = open_sealed(sealed_group(RUN, head.id, SAMPLERS[0], slot), TrajectoryGroup, RUN.id)
+        kept = KeptGroup.of(opened, 0, opened.message.rewards)
+        missing = dataclasses.replace(kept, sealed=None, signature=opened.sealed[-64:])
+        groups.append(kept if slot < overheard else missing)
+    async with open_journal(None, RUN.id) as journal:
+        await journal.follow([Batch(1, 0, head.message.version + 1, tuple(groups), head.id)])
+        told, pending = await in_chain(journal, await journal.batches(), [head])
+        assert told == []
+        assert [len(batch.groups) for batch in pending] == ([2] if overheard == 2 else [])
+        assert len(await journal.batches()) == len(pending)
+        states = set((await journal.states()).values())
+        assert states == ({"drawn"} if pending else {"forked-head"})
