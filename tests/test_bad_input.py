@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -227,25 +228,7 @@ def _without_torch():
 def pipe(place: Place) -> AbstractContextManager[object]:
     instead("pipe", "a pipe")(place)
     written("backup", backup_of(STRANGER))(place)
-    return _short_pipes()
-
-
-@contextmanager
-def _short_pipes():
-    before, plain.PIPE_SECONDS = plain.PIPE_SECONDS, 0.2
-    try:
-        yield
-    finally:
-        plain.PIPE_SECONDS = before
-
-
-@contextmanager
-def _short_patience():
-    before, introducing.LOOK_SECONDS = introducing.LOOK_SECONDS, 0.5
-    try:
-        yield
-    finally:
-        introducing.LOOK_SECONDS = before
+    return mock.patch.object(plain, "PIPE_SECONDS", 0.2)
 
 
 def backup_of(identity: Identity) -> str:
@@ -294,7 +277,7 @@ CASES = (
     case("run file that is not sealed", "run show unsealed.toml", "run new unsealed.toml", before=written("unsealed.toml", 'name = "x"')),
     case("id of a run that is not held", "run eval abcd", "holds nothing of the run abcd"),
     case("half an id that several runs begin with", "run show abcd", "several runs begin with abcd", before=two_runs),
-    case("no seed reachable", (*SAMPLE, "--seed", NOBODY, "ab" * 32), "nobody", 1, before=lambda _: _short_patience()),
+    case("no seed reachable", (*SAMPLE, "--seed", NOBODY, "ab" * 32), "nobody", 1, before=lambda _: mock.patch.object(introducing, "LOOK_SECONDS", 0.5)),
     # addresses
     case("seed in words", (*SEED, "--seed", "my friend's"), "my friend's"),
     case("seed without a peer", (*SEED, "--seed", "/ip4/192.0.2.1/tcp/4001"), "peer id is missing"),

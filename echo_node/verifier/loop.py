@@ -112,7 +112,7 @@ class VerifierLoop:
         quorum = run.told.verification.policy == "quorum"
         self.choosing = Choosing(run.id, identity, self.trust, every=quorum)
         self.results: Counter[str] = Counter()
-        """How many groups were found what; those are `not looked at` whose weights were gone when their turn came."""
+        """How many groups were found what."""
 
     async def work(self) -> None:
         """Verify until cancelled."""
@@ -207,13 +207,11 @@ class VerifierLoop:
             try:
                 finding = await run_stoppable(partial(self._find, admitted))
             except (ContractError, EngineError, StoreError) as error:
-                late = not {head.id for head in self._newest()}.issuperset(admitted.group.message.heads)
-                log.warning(
-                    "a group %s: %s",
-                    "came too late to be looked at" if late else "cannot be looked at",
-                    error,
-                )
-                self.results["not looked at" if late else "could not look"] += 1
+                if {head.id for head in self._newest()}.issuperset(admitted.group.message.heads):
+                    log.warning("a group could not be looked at: %s", error)
+                    self.results["not looked at"] += 1
+                else:  # its weights were let go of before its turn came
+                    self.choosing.passed_over += 1
                 continue
             if finding is not None:
                 self._say(admitted, lot, finding)

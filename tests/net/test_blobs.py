@@ -43,7 +43,8 @@ async def test_a_stall_a_lie_and_a_death_leave_the_download_complete_and_the_bad
         slow = 20 * MIB  # so that there is a half-way to die at
         honest = await here.source([WHOLE], uplink=Uplink(each=slow), door=door)
         stalls = await here.source([WHOLE], uplink=Silence(after=3 * MIB), door=door)
-        lies = await here.source({NAME: flipped(WHOLE, 8 * MIB)}, uplink=Uplink(each=slow), door=door)
+        half_wrong = flipped(WHOLE, 2 * MIB)  # whichever of its pieces are asked for, some are wrong
+        lies = await here.source({NAME: half_wrong}, uplink=Uplink(each=slow), door=door)
         dies = await here.source([WHOLE], uplink=Uplink(each=slow), door=door)
 
         def at_half_time(progress):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 
 import pytest
@@ -21,6 +20,7 @@ from echo_node.run import Run, draft
 from protocol import Identity, TrajectoryGroup, Verdict, read_batch, topics
 from protocol.manifest import Sampling, Sync
 from protocol.verdict import check_draw
+from tests.cheats import OwnLuck
 
 
 def identity(name):
@@ -50,23 +50,6 @@ def open_run(*, jailed=True, mode="async"):
         nonce=bytes(32),
     )
     return Run.open(sealed, embedded.folder(), jailed=jailed)
-
-
-class OwnLuck:
-    """An engine that draws by its own keys, as a sampler does that tries until it likes what it sees."""
-
-    def __init__(self, engine):
-        self._engine = engine
-
-    def __getattr__(self, name):
-        return getattr(self._engine, name)
-
-    def generate(self, requests, **more):
-        mine = [
-            dataclasses.replace(request, slot_key=hashlib.sha256(request.slot_key).digest())
-            for request in requests
-        ]
-        return self._engine.generate(mine, **more)
 
 
 def engine():

@@ -17,7 +17,7 @@ function changed(id, ...what) {
 export const redrawAll = () => told.clear();
 
 const show = (id, visible) => (at(id).hidden = !visible);
-const KINDS = new Map([["honest", "good"], ["not looked at", "quiet"], ["could not look", "quiet"], ["not-scored", "quiet"], ["full", "quiet"], ["stale", "quiet"], ["duplicate", "quiet"]]);
+const KINDS = new Map([["honest", "good"], ["not looked at", "quiet"], ["not-scored", "quiet"], ["full", "quiet"], ["stale", "quiet"], ["duplicate", "quiet"]]);
 
 export function hero({ node, run, progress, phase, totals, reach }) {
   const name = run?.name ? `“${plain(run.name)}”` : "a run";
@@ -125,7 +125,7 @@ function mineBars({ node, progress, steps }) {
   if (at("mine-card").hidden || !changed("mine", progress)) return;
   const parts = sampler
     ? [["accepted", progress.accepted, "good"], ["refused", sum(progress.refused), "bad"], ["on their way", progress.waiting ?? 0, "quiet"]]
-    : [["honest", progress.verdicts.honest ?? 0, "good"], ["dishonest", dishonest(progress.verdicts), "bad"], ["not judged", ["not looked at", "could not look", "not-scored"].reduce((all, name) => all + (progress.verdicts[name] ?? 0), 0), "quiet"]];
+    : [["honest", progress.verdicts.honest ?? 0, "good"], ["dishonest", dishonest(progress.verdicts), "bad"], ["not judged", (progress.verdicts["not looked at"] ?? 0) + (progress.verdicts["not-scored"] ?? 0), "quiet"]];
   const all = parts.reduce((total, [, value]) => total + value, 0);
   const big = make("p", "big");
   big.append(make("strong", "", whole(parts[0][1])), make("span", "", sampler ? " of your groups were accepted" : " groups were found honest"));

@@ -79,8 +79,7 @@ const REASONS = {
   "wrong-prompt": "not the prompt of its slot",
   "wrong-signature": "not signed by whom it names",
   honest: "replayed, and found right",
-  "not looked at": "came faster than it could be replayed",
-  "could not look": "something failed on the verifier's machine: see its log",
+  "not looked at": "could not be replayed on the verifier's machine: its log says why",
   "not-scored": "the contract failed on it",
   "skipped-slots": "it left out what it should have sent",
   "luck-not-its-own": "drawn by other luck, or from other weights",
@@ -93,7 +92,7 @@ const REASONS = {
 export const reason = (name) => (Object.hasOwn(REASONS, name) ? REASONS[name] : "");
 
 // What a verifier found, and could not hold against anybody.
-const NEUTRAL = ["honest", "not looked at", "could not look", "not-scored"];
+const NEUTRAL = ["honest", "not looked at", "not-scored"];
 
 export const dishonest = (verdicts) =>
   Object.entries(verdicts ?? {}).reduce((all, [name, each]) => all + (NEUTRAL.includes(name) || !isNumber(each) ? 0 : each), 0);
