@@ -321,6 +321,8 @@ class Ledger:
                 f"{self} has version {version}, this program writes {FORMAT}",
                 advice="run the echo-node that wrote it, or give this one another folder",
             )
+        elif (found := file.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise self._damaged(found)
 
     @contextmanager
     def _explained(self, doing: str) -> Generator[None]:
@@ -329,10 +331,13 @@ class Ledger:
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
-                advice = "move the file away: what is in it is lost to this node, and a new one is made"
-                raise StoreError(f"{self} is damaged: {error}", advice=advice) from error
+                raise self._damaged(error) from error
             advice = "free some space" if code == sqlite3.SQLITE_FULL else "check the folder and its disk"
             raise StoreError(f"{doing} {self}: {error}", advice=advice) from error
+
+    def _damaged(self, how: object) -> StoreError:
+        advice = "move the file away: what is in it is lost to this node, and a new one is made"
+        return StoreError(f"{self} is damaged: {one_line(str(how))}", advice=advice)
 
     def __str__(self) -> str:
         return f"the ledger {self._path}"
