@@ -31,6 +31,23 @@ def ctrl_c_ends_at_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def ctrl_c_waits() -> Iterator[None]:
+    """While something short is done to its end, as removing what would else be left behind: signals are heard after it."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
 class Told:
     """Whether SIGTERM has come."""
 

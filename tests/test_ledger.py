@@ -335,6 +335,14 @@ def test_another_process_may_read_while_the_node_writes(ledger, tmp_path):
     assert done.stdout == "1\n"
 
 
+def _spoil_every_page_but_the_first(path):
+    with Ledger(path) as ledger:
+        for number in range(50):
+            ledger.sent(entry(number))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + b"rot!" * ((len(whole) - 4096) // 4))
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -342,7 +350,7 @@ def test_another_process_may_read_while_the_node_writes(ledger, tmp_path):
         (lambda path: _execute(path, "CREATE TABLE notes (text)"), "another program's file"),
         (lambda path: (Ledger(path).close(), _execute(path, "PRAGMA user_version = 9")), "has version 9"),
         (lambda path: path.mkdir(), "opening the ledger"),
-        (lambda path: _spoil_every_page_but_the_first(path), "is damaged"),
+        (_spoil_every_page_but_the_first, "is damaged"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_and_left_as_it_is(tmp_path, spoil, says):
@@ -353,14 +361,6 @@ def test_a_file_that_cannot_be_used_is_named_and_left_as_it_is(tmp_path, spoil, 
         Ledger(path)
     assert caught.value.advice
     assert before is None or path.read_bytes() == before
-
-
-def _spoil_every_page_but_the_first(path):
-    with Ledger(path) as ledger:
-        for number in range(50):
-            ledger.sent(entry(number))
-    whole = path.read_bytes()
-    path.write_bytes(whole[:4096] + b"rot!" * ((len(whole) - 4096) // 4))
 
 
 def _execute(path, statement):

@@ -16,7 +16,7 @@ import trio
 from rich.console import Console
 
 from echo_node.config import DemoConfig, no_color, write_resolved
-from echo_node.ctrl_c import INTERRUPTED
+from echo_node.ctrl_c import INTERRUPTED, ctrl_c_waits
 from echo_node.dashboard import free_port
 from echo_node.demo.picture import draw_rewards
 from echo_node.demo.processes import SwarmDemo, check_together
@@ -96,11 +96,17 @@ def _place(*, keep: bool) -> Iterator[Path]:
     try:
         yield place
     finally:
-        for _ in range(0 if keep else TRIES):
-            shutil.rmtree(place, ignore_errors=True)
-            if not place.exists():
-                break
-            time.sleep(0.2)  # a process that was just killed may still have been writing
+        if not keep:
+            with ctrl_c_waits():
+                _remove(place)
+
+
+def _remove(place: Path) -> None:
+    for _ in range(TRIES):
+        shutil.rmtree(place, ignore_errors=True)
+        if not place.exists():
+            break
+        time.sleep(0.2)  # a process that was just killed may still have been writing
 
 
 async def _until_told_to_stop(demo: SwarmDemo, console: Console) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from echo_node.demo import command
 
 ECHO_NODE = str(Path(sys.executable).parent / "echo-node")
 pytestmark = pytest.mark.timeout(300)  # a swarm of processes, on a machine that does other things too
@@ -102,6 +105,19 @@ def test_a_second_ctrl_c_ends_every_node_at_once(tmp_path):
         assert "Traceback" not in out + err
         assert all_end(alive)
     assert not list(tmp_path.glob("echo-demo-*"))
+
+
+def test_ctrl_c_while_the_folder_goes_is_heard_once_it_is_gone(monkeypatch):
+    remove = shutil.rmtree
+
+    def interrupted(place, **more):
+        signal.raise_signal(signal.SIGINT)
+        remove(place, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt), command._place(keep=False) as place:
+        (place / "file").write_text("something")
+    assert not place.exists()
 
 
 def whole(folder, *words):
