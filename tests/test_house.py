@@ -83,6 +83,8 @@ def test_every_room_stands_in_the_readme():
     shown = set(re.findall(r"^ *(\w+)/ ", tree, re.MULTILINE))
     packages = {path.parent.name for room in ROOMS for path in ROOT.glob(f"{room}/**/__init__.py")}
     assert packages <= shown
+    files = {path.name for path in ROOT.glob("echo_node/*.py")} - {"__init__.py"}
+    assert files == set(re.findall(r"^  (\w+\.py) ", tree, re.MULTILINE))
 
 
 def test_the_help_of_every_command_is_as_wide_as_the_terminal():
