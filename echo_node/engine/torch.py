@@ -25,6 +25,7 @@ from echo_node.engine.columns import Columns
 from echo_node.engine.draws import Logits
 from echo_node.engine.fitting import check_fits
 from echo_node.engine.lying import lay_by_columns, put_at
+from echo_node.engine.packing import Packing
 from echo_node.engine.sharing import UNSEEN, SharedRow, shared_row
 from echo_node.errors import EngineError, boundary
 
@@ -55,6 +56,7 @@ class TorchDecoder:
             kind = self._model.config.model_type
             raise EngineError(f"a {kind} model keeps no keys and values that a batch can share")
         self._weights: dict[str, Tensor] = dict(self._model.named_parameters())
+        self._packing = Packing(self._model)
         self._kinds: dict[str, str] = {}
         self._columns = Columns(0, 0)
         self._cache = self._columns.cache()
@@ -68,7 +70,8 @@ class TorchDecoder:
     @property
     def memory_bytes(self) -> int:
         """What weights, keys and values take."""
-        return sum(weight.nbytes for weight in self._weights.values()) + self._columns.nbytes
+        weights = sum(weight.nbytes for weight in self._weights.values())
+        return weights + self._packing.nbytes + self._columns.nbytes
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -84,6 +87,7 @@ class TorchDecoder:
             weight.copy_(
                 _values(np.frombuffer(given.data, _BITS[given.dtype]), given.dtype).view(given.shape)
             )
+        self._packing.changed()
         self._used = 0
 
     @torch.inference_mode()
@@ -94,6 +98,7 @@ class TorchDecoder:
             values = _values(change.values, self._kinds[change.tensor])
             positions = torch.from_numpy(change.positions).to(weight.device)
             put_at(weight, positions, values.to(weight.device, weight.dtype))
+            self._packing.changed(weight)
 
     def make_room(self, rows: int, length: int) -> None:
         """Be ready for so many rows of so many positions. The memory is taken when the first is filled."""
@@ -153,7 +158,8 @@ class TorchDecoder:
         positions = (columns.end - starts)[:, None]
         padded = int(starts.max()) > columns.first
         seen = np.arange(columns.first, columns.end + 1) >= starts[:, None] if padded else None
-        logits = self._forward(tokens[:, None], 1, positions, seen, cache=True)
+        with self._packing.on():
+            logits = self._forward(tokens[:, None], 1, positions, seen, cache=True)
         columns.after_decode()
         last: Logits = logits[:, -1]
         return last
@@ -204,6 +210,7 @@ class TorchDecoder:
         self._columns = Columns(0, 0)
         self._cache = self._columns.cache()
         self._weights = {}
+        self._packing.close()
         self._model = None  # type: ignore[assignment] # whoever closes an engine does not use it again
 
     def _forward(
