@@ -19,7 +19,7 @@ FUZZER := .venv/.fuzz
 BROKEN := $(shell $(BIN)/python -c '' 2>/dev/null || echo broken)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow check bench fuzz chaos soak clean broken
+.PHONY: help setup demo test slow check bench fuzz mutate chaos soak clean broken
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ bench: $(HOUSE) ## every benchmark, and benchmarks/README.md (ARGS="wire delta")
 
 fuzz: $(HOUSE) $(FUZZER) ## hostile bytes for every handler, led by coverage (SECONDS=60, ARGS="TARGET")
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
+
+mutate: $(HOUSE) ## whether the tests notice changed operators (ARGS="--seed 2 echo_node/net/gossip/mesh.py")
+	@$(BIN)/python tools/mutate.py $(ARGS)
 
 chaos: $(HOUSE) $(SPACES) ## a swarm under fire, about a quarter of an hour (SEEDS="1 2 3", ARGS="--seconds 60")
 	@failed=0; for seed in $(SEEDS); do $(BIN)/python -m tests.chaos --seed $$seed $(ARGS) || failed=1; done; exit $$failed

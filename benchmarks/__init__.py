@@ -1,1 +1,1 @@
-"""Every hot path against a peer or a physical limit, in the same run. `python -m benchmarks.NAME`"""
+"""Benchmarks of hot paths against a peer or a physical limit, in the same run."""

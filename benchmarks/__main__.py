@@ -1,8 +1,8 @@
-"""Every benchmark, one after the other, and the page that tells what came of them.
+"""Run benchmarks one after the other, and write the page of their results.
 
     python -m benchmarks                 all of them: hours
     python -m benchmarks wire delta      these two
-    python -m benchmarks "convergence steps"    a part of one, which tells the figures of its other parts as they were
+    python -m benchmarks "convergence steps"    a part of one; its other figures stay
     python -m benchmarks --page          none: write README.md again from results.json
 
 A benchmark that fails leaves its last result as it was; the others go on, and the end is an error.
@@ -67,7 +67,7 @@ def measure(wanted: str) -> bool:
 
 
 def run(name: str, *words: str) -> dict[str, Any] | None:
-    """What a benchmark's last line says. Everything that it prints is passed on."""
+    """Run a benchmark, pass its output on, and return the figures of its last line."""
     last = ""
     with subprocess.Popen(
         [sys.executable, "-m", f"benchmarks.{name}", *words],

@@ -1,10 +1,11 @@
-"""One trainer and eight followers: how long until the last of them has a new anchor, each uploading at most 20 MB/s.
+"""Seconds until eight followers have a trainer's new anchor, at 20 MB/s up per node.
 
-Every node is a process with a libp2p host on the loopback and a store on disk. The ideal is a pipeline in which the
-trainer sends every byte once: the model's bytes over one node's uplink. One-to-many is the same download, of the same
-bytes, from the trainer alone, to all followers at once. Then a version in which 1 % of the weights changed is
-published, and the clock stops when all have applied it. A follower has a version when its store holds it, proven. Nine
-stores on one disk would measure that disk, so they are in memory where the system has a folder there.
+Every node is a process with a libp2p host on the loopback and a store on disk. The ideal is a
+pipeline in which the trainer sends every byte once: the model's bytes over one node's uplink.
+One-to-many is the same download, of the same bytes, from the trainer alone, to all followers at
+once. Then a version in which 1 % of the weights changed is published, and the clock stops when all
+have applied it. A follower has a version when its store holds it, proven. Nine stores on one disk
+would measure that disk, so they are in memory where the system has a folder there.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made there
 
 
 class NodeProcess:
-    """A node that is told what to do, one JSON object a line."""
+    """A node process that takes commands as lines of JSON."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         command = [sys.executable, "-m", "benchmarks.broadcast_node", json.dumps(settings)]
@@ -64,7 +65,7 @@ class NodeProcess:
 
 @contextmanager
 def nodes(folder: Path, followers: int, uplink: float, megabytes: int) -> Iterator[list[NodeProcess]]:
-    """The trainer, then the followers, who know its address."""
+    """Start the trainer, then the followers with its address."""
     settings = {"uplink": uplink, "megabytes": megabytes}
     with ExitStack() as stack:
 
@@ -86,7 +87,7 @@ def nodes(folder: Path, followers: int, uplink: float, megabytes: int) -> Iterat
 
 
 def all_do(processes: list[NodeProcess], do: str, **what: Any) -> tuple[float, list[dict[str, Any]]]:
-    """Seconds until the last of them has done it, and what each said."""
+    """Return the seconds until the last has done it, and their replies."""
     began = time.monotonic()
     for process in processes:
         process.tell(do, **what)

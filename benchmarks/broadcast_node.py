@@ -1,4 +1,7 @@
-"""One node of the broadcast benchmark, in a process of its own: it obeys lines of JSON and answers each with one."""
+"""Node process of the broadcast benchmark: JSON commands on stdin, replies on stdout.
+
+The network is joined and the weights are pulled and served as in `echo-node join`.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,26 @@ import numpy as np
 import trio
 
 from echo_node.engine.base import TensorBytes
-from echo_node.net.blobs.blobs import Blobs
-from echo_node.net.blobs.bulk import BulkLimits, open_port
+from echo_node.net.blobs.client import BlobClient
 from echo_node.net.blobs.download import DownloadSettings
-from echo_node.net.blobs.holders import Want
-from echo_node.net.libp2p import Libp2pNetwork, SwarmSettings, join_swarm
-from echo_node.net.throttle import Uplink
-from echo_node.weights.offering import FolderShelf
-from echo_node.weights.publish import Cadence, Publisher
-from echo_node.weights.pull import Puller
-from echo_node.weights.state import layout_of, root_of
+from echo_node.net.blobs.providers import Want
+from echo_node.net.libp2p import Libp2pNetwork, join_swarm
+from echo_node.net.rate_limit import UploadLimit
+from echo_node.net.swarm_settings import SwarmSettings
+from echo_node.weights.publisher import Cadence, Publisher
+from echo_node.weights.puller import Puller
 from echo_node.weights.store import WeightsStore
+from echo_node.weights.tensors import layout_of, root_of
 from protocol import Identity, Roster, Rules, blob_id, derive, encode, topics
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
-HERE = "127.0.0.1"
 TENSOR_MB = 20
-DOOR = BulkLimits(pending=64, pending_each=64, serving=32)
-"""All nodes are at one address here, which the door would take for one crowd."""
 RUN = derive("run", b"broadcast")
 TRAINER = Identity(derive("key", b"trainer"))
 
 
 def model(megabytes: int) -> dict[str, TensorBytes]:
-    """Version 0: as random as weights are to whoever compresses them. Anybody can make it, so that its root is known."""
+    """Return version 0: incompressible, and the same in every process."""
     luck = np.random.default_rng(0)
     count = max(1, megabytes // TENSOR_MB)
     each = megabytes * 1_000_000 // count // 2
@@ -44,7 +43,7 @@ def model(megabytes: int) -> dict[str, TensorBytes]:
 
 
 def changed(state: dict[str, TensorBytes], share: float) -> dict[str, TensorBytes]:
-    """Some of the elements, by one unit in the last place."""
+    """Change a share of the elements by one unit in the last place."""
     luck = np.random.default_rng(1)
     made = {}
     for name, tensor in state.items():
@@ -98,22 +97,22 @@ class Node:
 
     async def pull(self, version: int) -> dict[str, Any]:
         began = time.monotonic()
-        while (tip := self._puller.hearing.tip) is None or tip.message.version < version:
+        while (tip := self._puller.chain.tip) is None or tip.message.version < version:
             with trio.move_on_after(0.5):
-                await self._puller.hearing.wait_for_newer(tip.id if tip else None)
+                await self._puller.chain.wait_for_newer(tip.id if tip else None)
                 continue
-            await self._puller.hearing.ask_around()
+            await self._puller.chain.ask_around()
         await self._puller.pull()
         return {"seconds": time.monotonic() - began}
 
     async def fetch_from_trainer(self) -> dict[str, Any]:
-        """The same anchor again, from the trainer and nobody else."""
+        """Fetch the same anchor again, from the trainer alone."""
         first = self._store.follower.heads[0]
         anchor = first.message.anchor
         assert anchor is not None
-        table = self._store.truth.names_of(anchor)
+        table = self._store.archive.names_of(anchor)
         wants = [Want(blob, self._store.blobs.size(blob)) for blob in table]
-        blobs = Blobs(self._network, settings=DownloadSettings(sources=1))
+        blobs = BlobClient(self._network, settings=DownloadSettings(sources=1))
         folder = Path(self._settings["folder"], "again")
         await blobs.fetch_to(
             folder, wants, named=[TRAINER.public], under=[b"nobody announces this......here."]
@@ -134,11 +133,8 @@ async def run(settings: dict[str, Any]) -> None:
     async with AsyncExitStack() as stack:
         network = await stack.enter_async_context(join_swarm(identity(settings["number"]), swarm))
         store = stack.enter_context(WeightsStore.open(Path(settings["folder"]), rules, layout))
-        uplink = Uplink(total=settings["uplink"])
-        port = await stack.enter_async_context(
-            open_port(network, FolderShelf(store.blobs), uplink, host=HERE, allowed=DOOR)
-        )
-        puller = Puller(network, store, uplink=uplink, port=port)
+        uplink = UploadLimit(total=settings["uplink"])
+        puller = Puller(network, store, uplink=uplink)
         await stack.enter_async_context(puller.work())
         node = Node(settings, network, store, puller)
         say({"public": network.public.hex(), "addresses": network.addresses})

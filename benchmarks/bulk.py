@@ -1,9 +1,10 @@
-"""Large blobs: our door against a bare blocking TLS 1.3 socket, and four throttled sources against one.
+"""Bulk port against a bare TLS 1.3 socket, and four throttled sources against one.
 
-Both sides of the first pair move the same bytes on the loopback of this process, client and server in a thread each, into
-a buffer of 1 MiB that is used again and again. Ours asks over the network for a token, dials, checks the pin and shows its
-pass every time; the bare one dials and reads. The second pair is our whole download, hashed and in memory, from one source
-and from four, each of which sends at most so many bytes a second.
+Nodes are libp2p hosts with bulk ports on the loopback, joined as `echo-node join` does, all in this
+process. Both sides of the first pair move the same bytes, client and server in a thread each, into
+a buffer of 1 MiB that is reused. Ours asks over Noise for a token, dials, checks the pin and
+redeems the token every time; the bare one dials and reads. The second pair is a whole download,
+hashed and in memory, from one source and from four with an upload limit each.
 """
 
 from __future__ import annotations
@@ -22,35 +23,36 @@ from rich.table import Table
 
 from benchmarks.pairs import interleaved, median_ratio, median_times
 from echo_node.net.base import Network
-from echo_node.net.blobs.blobs import Blobs
-from echo_node.net.blobs.bulk import open_port
-from echo_node.net.blobs.bulk_reader import read_bulk
-from echo_node.net.blobs.holders import Want
-from echo_node.net.blobs.serving import BlobDesk
-from echo_node.net.blobs.shelf import Shelf
-from echo_node.net.blobs.tls import asking, door
-from echo_node.net.memory import MemorySwarm
-from echo_node.net.throttle import Uplink
+from echo_node.net.blobs.blob_registry import BlobRegistry
+from echo_node.net.blobs.bulk_client import read_bulk
+from echo_node.net.blobs.bulk_tls import client_tls, server_tls
+from echo_node.net.blobs.client import BlobClient
+from echo_node.net.blobs.providers import Want
+from echo_node.net.blobs.server import BlobServer
+from echo_node.net.libp2p import SwarmSettings, join_swarm
+from echo_node.net.rate_limit import UploadLimit
 from protocol import Identity, blob_id
 from protocol.blob import Slice
 
 MIB = 1024 * 1024
 HERE = "127.0.0.1"
+LISTEN = ("/ip4/127.0.0.1/tcp/0",)
+CONNECT_SECONDS = 30
 PAYLOAD_BYTES = 256 * MIB
 SHARED_BYTES = 32 * MIB
 THROTTLE = 12 * MIB
-"""Bytes a second of each source: far less than this machine can move, so that it is the sources that are measured."""
+"""Upload limit of each source in bytes/s: far below what this machine can move."""
 
 Pairs = list[tuple[float, float]]
 
 
 def bulk_over_tls() -> float:
-    """Our throughput at the door, over that of a bare TLS socket with the same payload."""
+    """Return the bulk port's throughput over that of a bare TLS socket."""
     return median_ratio(_bulk_pairs())
 
 
 def four_sources_over_one() -> float:
-    """Our throughput from four throttled sources, over that from one of them."""
+    """Return the throughput from four throttled sources over that from one."""
     return median_ratio(_source_pairs())
 
 
@@ -84,7 +86,7 @@ def _bulk_pairs() -> Pairs:
 
 @contextmanager
 def _bare_server(payload: bytes) -> Generator[int]:
-    """What anybody would write: a thread that accepts, wraps and sends all of it."""
+    """Serve the payload over a bare TLS socket in a thread; yields its port."""
     with socket.create_server((HERE, 0)) as listener:
 
         def serve() -> None:
@@ -93,7 +95,7 @@ def _bare_server(payload: bytes) -> Generator[int]:
                     plain, _ = listener.accept()
                 except OSError:
                     return
-                with door().context.wrap_socket(plain, server_side=True) as connection:
+                with server_tls().context.wrap_socket(plain, server_side=True) as connection:
                     view = memoryview(payload)
                     for at in range(0, len(view), MIB):
                         connection.sendall(view[at : at + MIB])
@@ -109,7 +111,7 @@ def _bare_server(payload: bytes) -> Generator[int]:
 
 def _bare_read(port: int) -> None:
     got, buffer = 0, memoryview(bytearray(MIB))
-    with socket.create_connection((HERE, port)) as plain, asking().wrap_socket(plain) as connection:
+    with socket.create_connection((HERE, port)) as plain, client_tls().wrap_socket(plain) as connection:
         assert connection.version() == "TLSv1.3"
         while got < PAYLOAD_BYTES:
             count = connection.recv_into(buffer)
@@ -125,7 +127,7 @@ def _source_pairs() -> Pairs:
             blob = blob_id(shared)
 
             async def fetch(named: list[bytes]) -> None:
-                blobs = Blobs(asker)
+                blobs = BlobClient(asker)
                 found = await blobs.fetch([Want(blob, SHARED_BYTES)], named=named)
                 assert found[blob] == shared
 
@@ -144,19 +146,25 @@ def _source_pairs() -> Pairs:
 async def _sources(
     count: int, data: bytes, throttle: float | None
 ) -> AsyncGenerator[tuple[Network, list[bytes]]]:
-    """A node that asks, and so many that hold some bytes, with doors on the loopback."""
+    """Start a node that fetches and so many that hold the bytes; yields it and their keys."""
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        swarm = await enter(MemorySwarm(address=HERE))
-        asker = await enter(swarm.join(Identity(b"a" * 32)))
-        peers = []
+        peers, addresses = [], []
         for number in range(1, count + 1):
-            network = await enter(swarm.join(Identity(bytes([number]) * 32)))
-            shelf, uplink = Shelf(), Uplink(each=throttle)
-            shelf.keep(b"all", {blob_id(data): data})
-            port = await enter(open_port(network, shelf, uplink, host=HERE))
-            stack.enter_context(BlobDesk(network, shelf, uplink, port).serve())
+            network = await enter(
+                join_swarm(Identity(bytes([number]) * 32), SwarmSettings(listen=LISTEN, wanted=0))
+            )
+            registry, uplink = BlobRegistry(), UploadLimit(each=throttle)
+            registry.keep(b"all", {blob_id(data): data})
+            stack.enter_context(BlobServer(network, registry, uplink).serve())
             peers.append(network.public)
+            addresses.append(network.addresses[0])
+        asker = await enter(
+            join_swarm(Identity(b"a" * 32), SwarmSettings(listen=LISTEN, seeds=tuple(addresses)))
+        )
+        with trio.fail_after(CONNECT_SECONDS):
+            while not asker.peers() >= {*peers}:  # noqa: ASYNC110 - seeds are dialled in the background
+                await trio.sleep(0.1)
         yield asker, peers
 
 

@@ -1,9 +1,10 @@
-"""Does training over the swarm learn as fast as on one machine? Seven sides, eight seeds, the same held-out prompts.
+"""Convergence of swarm training against one machine: seven sides, eight seeds.
 
-TRL's GRPOTrainer and our own step, co-located; the swarm, sequential and asynchronous at staleness 1, 2, 4 and 8. `steps`
-counts steps, two runs at a time, and is right on a busy machine as well; `times` takes times, and wants a quiet one.
-Without either, both. Results are kept as they come: a run that was broken off goes on where it was, `--fresh` starts over.
-The swarm is the in-memory network in one process, with real nodes. It needs trl (the extra of that name) and matplotlib.
+TRL's GRPOTrainer and our own step, co-located; the swarm, sequential and asynchronous at staleness
+1, 2, 4 and 8. `steps` counts steps, two runs at a time, and is right on a busy machine as well;
+`times` takes times, and wants a quiet one. Without either, both. Results are kept as they come: a
+run that was broken off goes on where it was, `--fresh` starts over. The swarm is the in-memory
+network in one process, with real nodes. It needs trl (the extra of that name) and matplotlib.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Results:
         self._write({"times": times})
 
     def missing(self, sides: Sequence[str], seeds: int, steps: int) -> list[tuple[str, int]]:
-        """The runs that are still to be made, a seed of every side before the next."""
+        """Yield the runs still to be made, one seed of every side before the next."""
         there = {(run.side, run.seed) for run in self.runs if run.steps >= steps}
         return [(side, seed) for seed in range(seeds) for side in sides if (side, seed) not in there]
 

@@ -1,9 +1,10 @@
-"""Slow mail: what samplers push arrives when it is as old as the staleness bound allows, and not before.
+"""Delay pushed groups until they are as old as the staleness bound allows.
 
-In one process groups would be trained on at nearly no age, whatever the bound. Here a step gets its batch only when as many
-groups of the newest version have been drawn, twice as many in the first S steps; it gets the oldest that wait. So S batches
-are always under way, and groups are S steps old when they are used. What has grown older is lost: samplers make a little
-more than is wanted. It knows samplers and the trainer by their messages alone.
+In one process groups would be trained on at nearly no age, whatever the bound. Here a step gets its
+batch only when as many groups of the newest version have been drawn, twice as many in the first S
+steps; it gets the oldest that wait. So S batches are always under way, and groups are S steps old
+when they are used. What has grown older is lost: samplers make a little more than is wanted. It
+knows samplers and the trainer by their messages alone.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from typing import Any, cast
 import trio
 
 from benchmarks.convergence_task import BATCH
-from echo_node.metrics import Records, StepRecord
 from echo_node.net.base import Network, RequestError
 from echo_node.net.memory import MemorySwarm
+from echo_node.telemetry.metrics import Records, StepRecord
 from protocol import Delivery, Identity, TrajectoryGroup, decode, fill_batches, read_batch, topics
 
 MOST_BATCHES = 32
 """That wait here at once; of more, the oldest are lost."""
 PATIENCE = 20.0
-"""Seconds without any news, after which the trainer gets what there is: something of what it got was of no use to it."""
+"""Seconds without news after which the trainer gets the groups there are."""
 
 
 class Mail(Records):
@@ -59,7 +60,7 @@ class Mail(Records):
 
     @asynccontextmanager
     async def join(self, swarm: MemorySwarm, identity: Identity) -> AsyncGenerator[Network]:
-        """A sampler's place in the swarm, behind this mail."""
+        """Join a sampler to the swarm behind this delay."""
         async with swarm.join(identity) as network:
             yield cast("Network", _Behind(self, network))
 

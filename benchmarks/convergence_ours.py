@@ -1,6 +1,7 @@
-"""Our step and our engine in one process, without a network: generate, score, learn, and put the new weights in.
+"""Training step and engine in one process: generate, score, learn, update.
 
-The training step and the engine are those of a trainer and a sampler; nothing is signed, sent or checked in between.
+The training step and the engine are those of a trainer and a sampler; nothing is signed, sent or
+checked in between.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from benchmarks.convergence_task import (
     luck,
     open_run,
 )
-from echo_node import embedded
 from echo_node.engine.base import SlotRequest, TensorBytes, generate_groups
 from echo_node.engine.local import LocalEngine
-from echo_node.engine.torch import TorchDecoder
-from echo_node.trainer.settings import training_settings
+from echo_node.engine.torch_decoder import TorchDecoder
+from echo_node.models import embedded
+from echo_node.runs.algorithm import training_settings
 from echo_node.trainer.step import SampledCompletion, TrainingGroup, TrainStep
 
 
@@ -33,7 +34,7 @@ class CoLocated:
     def __init__(self, seed: int) -> None:
         self.run = open_run(seed)
         self._seed = seed
-        self._step = TrainStep(embedded.folder(), training_settings(self.run.told).step, threads=1)
+        self._step = TrainStep(embedded.folder(), training_settings(self.run.manifest).step, threads=1)
         decoder = TorchDecoder(embedded.folder(), device="cpu", dtype="f32", threads=1)
         self.engine = LocalEngine(decoder, rows=BATCH * GROUP)
 
@@ -46,7 +47,7 @@ class CoLocated:
         self.engine.load(self._step.version.to_bytes(32), weights)
 
     def step(self) -> float:
-        """One batch of fresh prompts under the newest weights, one update. Returns the batch's reward."""
+        """Train on one batch of fresh prompts, and return its mean reward."""
         self.load()
         number = self._step.version
         keys = [luck(self._seed, f"slot {slot} of step {number}") for slot in range(BATCH)]

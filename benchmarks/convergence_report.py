@@ -1,7 +1,8 @@
 """Curves and times as a table, a picture and one line of numbers. Reads results; runs nothing.
 
-Steps to a reward are read off a curve by straight lines between its points. A curve that never gets there counts as if it
-took the whole run. Intervals are bootstrapped over the seeds: 95 % of medians of resampled curves lie within.
+Steps to a reward are read off a curve by straight lines between its points. A curve that never gets
+there counts as if it took the whole run. Intervals are bootstrapped over the seeds: 95 % of medians
+of resampled curves lie within.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def median_over(sides: Mapping[str, list[Trained]], side: str, of: Callable[[Curve], float]) -> float | None:
-    """The median of a side's seeds; none, if it has not run."""
+    """Return the median over a side's seeds, or None if it has not run."""
     runs = sides.get(side, [])
     return statistics.median(of(run.curve) for run in runs) if runs else None
 
 
 def figures(sides: Mapping[str, list[Trained]], times: Mapping[str, Any]) -> dict[str, float | None]:
-    """The line of numbers. What was not measured is null."""
+    """Return the figures; what was not measured is null."""
 
     def steps_over_trl(side: str) -> float | None:
         mine, theirs = median_over(sides, side, steps_to), median_over(sides, "TRL", steps_to)

@@ -1,9 +1,10 @@
-"""The same training over a swarm: nodes, trainer's and samplers' loops as they are, on the in-memory network of one process.
+"""Training over a swarm of real nodes on the in-memory network of one process.
 
-The network loses nothing and takes no time; signatures, admission, receipts, the weights chain and its pulls are real.
-Two samplers with torch engines of their own fill half of a batch each. Sequential runs repeat exactly. Asynchronous ones
-go through slow mail, so that groups are as old as their bound allows. A follower that is neither trainer nor sampler pulls
-published versions and measures them.
+The network loses nothing and takes no time; signatures, admission, receipts, the weights chain and
+its pulls are real. Two samplers with torch engines of their own fill half of a batch each.
+Sequential runs repeat exactly. Asynchronous ones go through slow mail, so that groups are as old as
+their bound allows. A follower that is neither trainer nor sampler pulls published versions and
+measures them.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from benchmarks.convergence_task import (
     luck,
     open_run,
 )
-from echo_node import embedded
 from echo_node.engine.local import LocalEngine
-from echo_node.engine.torch import TorchDecoder
+from echo_node.engine.torch_decoder import TorchDecoder
 from echo_node.errors import PeerError
-from echo_node.metrics import Records
+from echo_node.models import embedded
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
-from echo_node.run import Run
-from echo_node.weights.leased import Leased
-from echo_node.weights.opening import open_store
-from echo_node.weights.pull import Puller
+from echo_node.runs.run import Run
+from echo_node.telemetry.metrics import Records
+from echo_node.weights.open_store import open_store
+from echo_node.weights.puller import Puller
+from echo_node.weights.weights_view import WeightsView
 
 SAMPLERS = 2
 EXTRA_STEPS = 2
@@ -114,7 +115,7 @@ async def follow(
         async with puller.work():
             head, due = None, 0
             while due <= steps:
-                head = await puller.hearing.wait_for_newer(head.id if head else None)
+                head = await puller.chain.wait_for_newer(head.id if head else None)
                 if head.message.step < due:
                     continue
                 try:
@@ -127,8 +128,8 @@ async def follow(
                 due = min(due, steps) if head.message.step < steps else due
 
 
-def _weights(held: Leased) -> dict[str, torch.Tensor]:
-    """Copies: what is held changes with the next version."""
+def _weights(held: WeightsView) -> dict[str, torch.Tensor]:
+    """Copy the state, which changes with the next version."""
     return {
         name: torch.frombuffer(bytearray(each.data), dtype=torch.bfloat16).view(each.shape)
         for name, each in held.state.items()

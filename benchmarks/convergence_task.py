@@ -1,8 +1,8 @@
-"""What every side of the convergence benchmark shares: the run, the start, the held-out prompts, and the curve that comes out.
+"""Run, start, held-out prompts and curve shared by the sides of the benchmark.
 
-The embedded model learns to reverse five digits. Its held-out reward is exact: only one answer to a prompt scores, so the
-chance of drawing it at temperature 1 is the expected reward, and one forward pass tells it without any luck. Held-out
-prompts have keys of their own. It knows nothing of who trains, nor how.
+The embedded model learns to reverse five digits. Its held-out reward is exact: only one answer to a
+prompt scores, so the chance of drawing it at temperature 1 is the expected reward, and one forward
+pass tells it without any luck. Held-out prompts have keys of their own.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from echo_node import embedded
 from echo_node.config import DemoConfig
 from echo_node.contract import load, prompt_of
-from echo_node.run import ENGINES, Run, draft
+from echo_node.models import embedded
+from echo_node.runs.run import ENGINES, Run, draft
 from protocol import Identity, derive
 from protocol.manifest import Sampling, Sync
 
@@ -43,7 +43,7 @@ class Trained:
     steps: int
     curve: Curve
     ages: dict[int, int]
-    """How many groups were trained on how many steps after they were drawn; empty where there is nothing to be late."""
+    """Trained groups by staleness in steps; empty where nothing can be stale."""
     seconds: float
 
 
@@ -57,7 +57,7 @@ def luck(seed: int, name: str) -> bytes:
 
 
 def open_run(seed: int, *, staleness: int | None = None, engine: str = ENGINE) -> Run:
-    """The run of a seed, with the numbers of the demo; asynchronous where there is a bound on the staleness.
+    """Return the run of a seed, with the demo's numbers; async with a staleness bound.
 
     The contract is the project's own and is not jailed: both sides score in their own process.
     """
@@ -106,7 +106,7 @@ class HeldOut:
 
     @torch.inference_mode()
     def reward(self, weights: Mapping[str, torch.Tensor]) -> float:
-        """What a completion at temperature 1 scores in the mean, under these weights."""
+        """Return the expected reward of a completion at temperature 1."""
         for name, weight in self._weights.items():
             weight.copy_(weights[name])
         logits = self._model(self._ids[:, :-1]).logits[:, PROMPT_TOKENS - 1 :]

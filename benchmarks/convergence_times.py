@@ -1,8 +1,9 @@
-"""How long it takes: our co-located step against TRL's, and asynchronous against sequential over a swarm of slow volunteers.
+"""Step time against TRL's, and async against sequential over a slow swarm.
 
-Steps are timed in one process and one thread, a few of TRL's and a few of ours turn by turn. The swarms have engines in
-processes of their own, the best that this machine has, and each call of an engine waits for the same fixed time, without using the processor, in both
-modes; the mail is not slow here. Nothing is evaluated while a clock runs. A busy machine makes these numbers worthless.
+Steps are timed in one process and one thread, a few of TRL's and a few of ours turn by turn. The
+swarms have engines in processes of their own, the best that this machine has, and each call of an
+engine waits for the same fixed time, without using the processor, in both modes; the mail is not
+slow here. Nothing is evaluated while a clock runs. A busy machine makes these numbers worthless.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ import trio
 from benchmarks.convergence_ours import CoLocated
 from benchmarks.convergence_task import GROUP, identity, luck, open_run
 from benchmarks.convergence_trl import Weights, trl_trainer
-from echo_node import embedded
 from echo_node.engine.base import Engine, Finished, SlotRequest, Update, never, no_news
-from echo_node.engine.kinds import EngineSpec, best_class
-from echo_node.engine.worker import WorkerEngine
-from echo_node.metrics import Records
+from echo_node.engine.engine_classes import EngineSpec, best_class
+from echo_node.engine.worker.client import WorkerEngine
+from echo_node.models import embedded
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
-from echo_node.run import ENGINES
+from echo_node.runs.run import ENGINES
+from echo_node.telemetry.metrics import Records
 
 STEPS_A_TURN = 8
 WARM_STEPS = 5
 SETTLING_STEPS = 12
-"""Of a swarm, before its clock: at first samplers know of no pace, and what they bring too much of goes stale at once."""
+"""Warm-up steps of a swarm: at first samplers have no rate, and much goes stale."""
 VOLUNTEERS = 8
 SLOTS_PER_CALL = 8
 """What a volunteer fills by itself in one call; asked, it fills its share of a batch."""
@@ -98,7 +99,7 @@ class SlowEngine:
 
 
 def swarm_pairs(turns: int, steps: int, say: Callable[[str], None]) -> list[tuple[Records, Records]]:
-    """The records of an asynchronous and of a sequential run, for each turn. In every other turn async goes first."""
+    """Return records of an async and a sequential run per turn, alternating the order."""
     torch.set_num_threads(1)
     best = best_class({each.engine for each in ENGINES})
     spec = EngineSpec(best, embedded.folder(), device="cpu", rows=SLOTS_PER_CALL * GROUP, threads=1)
@@ -151,7 +152,7 @@ def wall(records: Records, since: int = SETTLING_STEPS) -> float:
 
 
 def busy(records: Records, since: int = SETTLING_STEPS) -> float:
-    """The share of that in which the trainer did not wait for its batch."""
+    """Return the share of time in which the trainer did not wait for its batch."""
     return 1.0 - sum(record.waited_seconds for record in records.steps[since:]) / wall(records, since)
 
 

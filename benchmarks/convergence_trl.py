@@ -1,9 +1,10 @@
 """TRL's `GRPOTrainer`, co-located, set to the same algorithm: what ours is measured against.
 
-The same: start, batch, prompts' distribution, scorer, learning rate with its warm-up, AdamW, clipping of the gradient,
-advantages without the spread, the clip, the entropy bonus, one update a batch, every token the same weight, float32. TRL
-generates with transformers, as it does by itself. What differs: its forward pass and its generation see the float32
-weights, ours the bf16 ones that are published. Gradient checkpointing, which would only slow it down, is off.
+The same: start, batch, prompts' distribution, scorer, learning rate with its warm-up, AdamW,
+clipping of the gradient, advantages without the spread, the clip, the entropy bonus, one update a
+batch, every token the same weight, float32. TRL generates with transformers, as it does by itself.
+What differs: its forward pass and its generation see the float32 weights, ours the bf16 ones that
+are published. Gradient checkpointing, which would only slow it down, is off.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from benchmarks.convergence_task import (
     open_run,
 )
 from echo_node.contract import prompt_of
-from echo_node.run import Run
-from echo_node.trainer.settings import training_settings
+from echo_node.runs.algorithm import training_settings
+from echo_node.runs.run import Run
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -45,12 +46,12 @@ class _AfterEachStep(TrainerCallback):
 
 
 def trl_trainer(run: Run, seed: int, steps: int, folder: str, told: Callable[[int, Weights], None]) -> Any:
-    """A trainer that is ready to `train()`; `told` hears of every step that was taken."""
+    """Return a trainer ready to `train()`; `told` is called after every step."""
     from datasets import Dataset  # type: ignore[import-untyped] # noqa: PLC0415 - with trl, an extra of its own
     from trl.trainer.grpo_config import GRPOConfig  # noqa: PLC0415
     from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: PLC0415
 
-    settings = training_settings(run.told).step
+    settings = training_settings(run.manifest).step
     grpo = settings.grpo
     # What TRL is told below says the same as these; any other choice would need another line there.
     assert (grpo.advantage, grpo.normalise, grpo.kl) == ("mean", "token", 0.0)
@@ -60,7 +61,7 @@ def trl_trainer(run: Run, seed: int, steps: int, folder: str, told: Callable[[in
     def reward(
         prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_rest: object
     ) -> list[float | None]:
-        # By ids, as ours: TRL's text leaves out padding that was drawn, and would score what is wrong.
+        # By ids, as ours: TRL's text leaves out drawn padding, and would score wrong text.
         return [
             run.score(by_text[text], np.array(ids, dtype=np.int64)).value
             for text, ids in zip(prompts, completion_ids, strict=True)

@@ -1,8 +1,9 @@
-"""The codec of weights on a real training step: bytes on the wire and speed, against other layouts and memcpy.
+"""Weights codec on a real training step: bytes and speed against other layouts.
 
-`ratio` is the whole state in bf16 over everything that a follower fetches: frames, their table and the sealed head.
-Speeds are in bytes of the state, on one thread. Applying is done in place, to and fro between the two states, with
-every check; verified, each chunk is first built and hashed beside the state, and written only if the hash is right.
+`ratio` is the whole state in bf16 over everything that a follower fetches: frames, their table and
+the sealed head. Speeds are in bytes of the state, on one thread. Applying is done in place, to and
+fro between the two states, with every check; verified, each chunk is first built and hashed beside
+the state, and written only if the hash is right.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _hash(chunk: Patterns) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """What leads from one state to another: the frames of its chunks, and the hashes of these afterwards."""
+    """A delta between two states: frames of its chunks, and their after-hashes."""
 
     frames: list[bytes]
     after: list[bytes]

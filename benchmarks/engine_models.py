@@ -1,4 +1,4 @@
-"""Models for the benchmark of engines: the shapes of real ones with random weights, made once and kept in build/."""
+"""Random-weight models in real shapes for the engine benchmark, kept in build/."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from echo_node.engine.base import Change, TensorBytes
-from echo_node.weights.local import read_folder
+from echo_node.weights.open_store import read_folder
 
 FOLDER = Path(__file__).resolve().parent.parent / "build" / "benchmarks" / "engines"
 
@@ -51,7 +51,7 @@ COMMON = {
 
 
 def folder(name: str) -> Path:
-    """A model's folder, made if it is not there."""
+    """Return a model's folder, made if it is not there."""
     place = FOLDER / name
     config = json.dumps(COMMON | SHAPES[name])
     file = place / "config.json"
@@ -73,7 +73,7 @@ def weights(name: str) -> dict[str, TensorBytes]:
 
 
 def one_percent(state: dict[str, TensorBytes], seed: int) -> list[Change]:
-    """What a training step changes: one element in a hundred, by one unit in the last place."""
+    """Return a step's changes: one element in a hundred, by one unit in the last place."""
     luck = np.random.default_rng(seed)
     changes = []
     for name, tensor in state.items():
@@ -84,7 +84,7 @@ def one_percent(state: dict[str, TensorBytes], seed: int) -> list[Change]:
 
 
 def in_runs(changes: list[Change], state: dict[str, TensorBytes], granule: int) -> list[Change]:
-    """The same changes in whole runs, for types that come in blocks."""
+    """Return the same changes in whole runs, for block-quantised types."""
     if granule == 1:
         return changes
     found = []

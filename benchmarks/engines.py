@@ -1,8 +1,9 @@
-"""The engines against `transformers.generate`, against bare decoding, and against static batching; and new weights.
+"""Engines against `transformers.generate`, bare decoding and static batching.
 
-All in one process and on the same cores, turn by turn. Models have random weights, so that nothing ends early: 16
-completions of one prompt, 64 tokens each (16 for the large model, whose peer needs a while). Ours draws from the whole
-vocabulary by the keyed stream in float64 and gives log-probabilities; the peers do what they do.
+All in one process and on the same cores, turn by turn. Models have random weights, so that nothing
+ends early: 16 completions of one prompt, 64 tokens each (16 for the large model, whose peer needs a
+while). Ours draws from the whole vocabulary by the keyed stream in float64 and gives
+log-probabilities; the peers do what they do.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from benchmarks import engine_models
 from benchmarks.pairs import PAIRS, interleaved, median_ratio, median_times
 from echo_node.engine.base import Change, Finished, SamplingLimits, SlotRequest, Update, generate_groups
 from echo_node.engine.decoder import Decoder
-from echo_node.engine.draws import draw
-from echo_node.engine.kinds import EngineSpec, make_engine
+from echo_node.engine.engine_classes import EngineSpec, make_engine
 from echo_node.engine.local import LocalEngine
+from echo_node.engine.token_sampling import draw
 
 GROUP = 16
 PROMPT = 32
@@ -94,14 +95,14 @@ def bare(decoder: Decoder, asked: SlotRequest) -> None:
 
 
 def mixed(name: str) -> list[SlotRequest]:
-    """Requests of one completion, of all lengths."""
+    """Return requests of one completion each, of all lengths."""
     luck = np.random.default_rng(7)
     lengths = luck.permutation(np.linspace(SHORTEST, LONGEST, MIXED).astype(int))
     return [request(name, int(tokens), group=1, seed=place) for place, tokens in enumerate(lengths)]
 
 
 def static(decoder: Decoder, requests: list[SlotRequest], rows: int) -> None:
-    """Batch after batch, each until its longest has ended: rows that end earlier are carried along."""
+    """Decode in static batches, each until its longest row has ended."""
     luck = np.random.default_rng(1)
     for start in range(0, len(requests), rows):
         batch = requests[start : start + rows]
@@ -158,7 +159,7 @@ def in_flight(made: LocalEngine, versions: Versions, requests: list[SlotRequest]
 
 
 def drained(made: LocalEngine, versions: Versions, requests: list[SlotRequest]) -> list[Finished]:
-    """A version that is due lets no new slot start; when the running ones have ended it goes in."""
+    """Drain the running slots before a due version is loaded."""
     waiting = iter(requests)
     left = len(requests)
     finished: list[Finished] = []

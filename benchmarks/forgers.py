@@ -1,4 +1,4 @@
-"""Samplers that cheat, each in a few lines. Every forger gets a slot and gives a sealed group, as it would send it.
+"""Cheating samplers: each takes a slot and returns a sealed group.
 
 They meet the verifier on the stage of `forgers_stage`, which this room uses and does not explain.
 """
@@ -20,9 +20,9 @@ from protocol.sampling import uniforms
 
 
 def by_luck(stage: Stage, slot: int, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Pick:
-    """The slot's own luck, on a distribution that was changed."""
+    """Sample with the slot's own draws from a changed distribution."""
     bounds = stage.run.limits
-    size = stage.run.told.sampling.group_size
+    size = stage.run.manifest.sampling.group_size
     luck = [uniforms(stage.key(slot), row, bounds.max_tokens) for row in range(size)]
 
     def pick(chance: NDArray[np.float64], row: int, place: int) -> int:
@@ -57,7 +57,7 @@ def greedy(stage: Stage, slot: int) -> bytes:
 
 
 def with_luck_of_its_own(stage: Stage, slot: int, attempt: int = 0) -> SlotRequest:
-    """The slot's prompt, by a key that nobody has given."""
+    """Sample the slot's prompt with draws of another key."""
     asked = stage.request(slot)
     return dataclasses.replace(asked, slot_key=derive("slot", asked.slot_key, bytes([attempt])))
 
@@ -67,7 +67,7 @@ def without_seed(stage: Stage, slot: int) -> bytes:
 
 
 def best_of_8(stage: Stage, slot: int) -> bytes:
-    """Eight tries for each completion, the one with the best reward, and then the likeliest, is sent."""
+    """Send the best of eight tries for each completion, by reward, then likelihood."""
     asked, _ = stage.run.prompt(stage.key(slot))
     requests = [with_luck_of_its_own(stage, slot, attempt) for attempt in range(8)]
     stage.prepare(requests)
@@ -97,15 +97,15 @@ def edited(stage: Stage, slot: int) -> bytes:
 
 
 def written_elsewhere(stage: Stage, slot: int) -> bytes:
-    """The right answer, typed in, with the log-probabilities of a prefill."""
+    """Send the right answer with the log-probabilities of a prefill."""
     asked, _ = stage.run.prompt(stage.key(slot))
     text = stage.run.tokenizer.encode(stage.run.contract.answer(asked)).tolist()
     answer = [*text, min(stage.run.limits.end_tokens)][: stage.run.limits.max_tokens]
-    return stage.group(slot, stage.prefilled(slot, [answer]) * stage.run.told.sampling.group_size)
+    return stage.group(slot, stage.prefilled(slot, [answer]) * stage.run.manifest.sampling.group_size)
 
 
 def copied(stage: Stage, slot: int) -> bytes:
-    """The completions of another peer for its slot, under the own name."""
+    """Send another peer's completions for its slot as one's own."""
     return stage.group(slot, stage.drawn_for(stage.request(slot, sampler=OTHER)))
 
 
@@ -116,7 +116,7 @@ def replayed(stage: Stage, slot: int) -> bytes:
 
 
 def easy_prompt(stage: Stage, slot: int) -> bytes:
-    """A prompt of its own choice."""
+    """Answer a prompt of its own choice."""
     easy = stage.request(slot + 7).prompt
     asked = dataclasses.replace(stage.request(slot), prompt=easy)
     asked = dataclasses.replace(asked, slot_key=derive("slot", asked.slot_key))  # whatever its luck
@@ -131,7 +131,7 @@ def false_reward(stage: Stage, slot: int) -> bytes:
 
 
 def inflated(stage: Stage, slot: int) -> bytes:
-    """Every completion goes on after its end, up to the limit; or, if it ran to the limit, ends early there."""
+    """Extend each completion beyond its end, or cut one that ran to the limit."""
     bounds = stage.run.limits
     end = min(bounds.end_tokens)
     texts = []
@@ -169,7 +169,7 @@ def zero_logprobs(stage: Stage, slot: int) -> bytes:
 
 
 def luckier_version(stage: Stage, slot: int) -> bytes:
-    """Of two heads that may be sampled under, the one whose group is worth more; both are honestly drawn."""
+    """Send the better of two honest groups drawn under two valid heads."""
     older = stage.other_engine("older version", stage.engine_class, lambda: stage.older)
     found = []
     for head, engine in ((stage.head.id, stage.sampler), (stage.old_head.id, older)):
@@ -184,7 +184,7 @@ def luckier_version(stage: Stage, slot: int) -> bytes:
 def with_weights(
     name: str, make: Callable[[Stage], Weights], engine_class: str | None = None
 ) -> Callable[[Stage, int], bytes]:
-    """A forger that is honest but for the engine: other weights, or another type of them."""
+    """Return a forger whose engine has other weights or another weight type."""
 
     def forge(stage: Stage, slot: int) -> bytes:
         engine = stage.other_engine(name, engine_class or stage.engine_class, partial(make, stage))
@@ -194,7 +194,7 @@ def with_weights(
 
 
 def steps_behind(stage: Stage, steps: int) -> Weights:
-    """What the newest weights were so many steps ago, if a step moves one in a hundred by a unit in the last place."""
+    """Return weights of some steps ago, if a step moves one in a hundred by one ulp."""
     return nudged(stage.newest, 0.01, steps=steps)
 
 

@@ -1,7 +1,8 @@
-"""The stage on which samplers that cheat meet the verifier: a run, its heads, an honest engine and a judge.
+"""Setup for cheating samplers and a verifier: run, heads, engines and checks.
 
-The stage's honest sampler is of one engine class, its judge is torch in float32. It holds nothing against anybody: who
-cheats, and how, stands in `forgers`. Tests and `python -m benchmarks.verify` share it.
+The stage's honest sampler is of one engine class, its judge is torch in float32. It holds nothing
+against anybody: who cheats, and how, stands in `forgers`. Tests and `python -m benchmarks.verify`
+share it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.forgers_weights import Weights, nudged
-from echo_node.admission import Admission, Admitted, Refused
 from echo_node.contract import load
 from echo_node.engine.base import Claim, Draw, SamplingLimits, Scores, SlotRequest, Span, generate_groups
 from echo_node.engine.decoder import Decoder
-from echo_node.engine.kinds import EngineSpec, make_engine
+from echo_node.engine.engine_classes import EngineSpec, make_engine
 from echo_node.engine.local import LocalEngine
-from echo_node.engine.torch import TorchDecoder
-from echo_node.run import ENGINES, Run, draft
-from echo_node.verifier.judging import Finding, Judge
-from echo_node.weights.local import read_folder
+from echo_node.engine.torch_decoder import TorchDecoder
+from echo_node.rollouts.admission import Admission, Refused
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.run import ENGINES, Run, draft
+from echo_node.verifier.replay_check import Finding, ReplayCheck
+from echo_node.weights.open_store import read_folder
 from protocol import (
     ZERO,
     Completion,
@@ -60,7 +62,7 @@ TRAINER, SAMPLER, OTHER, HONEST = map(identity, ("trainer", "sampler", "another 
 
 
 class WatchedEngine(LocalEngine):
-    """An engine that remembers what it was last asked to measure, so that nobody has to measure it again."""
+    """Engine that caches its last scoring request."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__(decoder, rows=1)
@@ -73,7 +75,7 @@ class WatchedEngine(LocalEngine):
 
 
 class Stage:
-    """A run on a model, with two heads: an older one, whose weights are a step behind, and the newest."""
+    """A run on a model with two heads, the older one step behind."""
 
     def __init__(
         self,
@@ -116,15 +118,15 @@ class Stage:
         """Slots that are all drawn when one of them is wanted: many at once are drawn faster."""
         self._drawn: dict[tuple[bytes | None, bytes], list[Draw]] = {}
         self._judge_engine = WatchedEngine(TorchDecoder(folder, device="cpu", threads=threads))
-        self._judge = Judge(self.run, self.at)
+        self._judge = ReplayCheck(self.run, self.at)
         self.admission = self.fresh_admission()
 
     def engine(self, engine_class: str) -> LocalEngine:
-        rows = max(ROWS, self.run.told.sampling.group_size)
+        rows = max(ROWS, self.run.manifest.sampling.group_size)
         return make_engine(EngineSpec(engine_class, self.folder, "cpu", rows, self._threads))
 
     def other_engine(self, name: str, engine_class: str, make: Callable[[], Weights]) -> LocalEngine:
-        """An engine with weights that are not the run's. Of each class there is one: files of weights are large."""
+        """Return an engine with other weights than the run's, one per class."""
         if engine_class not in self._others:
             self._others[engine_class] = self.engine(engine_class)
         engine, wanted = self._others[engine_class], blob_id(name.encode())
@@ -140,16 +142,16 @@ class Stage:
         breach = self.find(judged).breach
         return None if breach is None else breach.reason
 
-    def admit(self, sealed: bytes, *, in_turn: bool = False) -> Admitted:
-        """What the cheap checks let through; `in_turn`: after all that were admitted so before it."""
+    def admit(self, sealed: bytes, *, in_turn: bool = False) -> RolloutRecord:
+        """Admit a group by the cheap checks; `in_turn`: after those admitted before it."""
         judged = (self.admission if in_turn else self.fresh_admission()).judge(Envelope.parse(sealed))
         if isinstance(judged, Refused):
             raise ValueError(f"refused: {judged.what}")  # noqa: TRY004 - it is the value that is wrong
         return judged
 
-    def find(self, admitted: Admitted) -> Finding:
+    def find(self, admitted: RolloutRecord) -> Finding:
         self._judge_engine.seen = []
-        found = self._judge.judge(admitted)
+        found = self._judge.check(admitted)
         assert found is not None
         return found
 
@@ -159,7 +161,7 @@ class Stage:
         return self._judge_engine.seen
 
     def at(self, head_id: bytes) -> LocalEngine:
-        """The judge's engine, with the weights of a head."""
+        """Return the verifier's engine with the weights of a head."""
         if self._judge_engine.loaded != head_id:
             self._judge_engine.load(head_id, self.weights[head_id])
         return self._judge_engine
@@ -188,7 +190,7 @@ class Stage:
         self, slots: Sequence[int], head: bytes | None = None, sampler: Identity = SAMPLER
     ) -> list[SlotRequest]:
         keys = [self.key(slot, head, sampler) for slot in slots]
-        size, limits = self.run.told.sampling.group_size, self.run.limits
+        size, limits = self.run.manifest.sampling.group_size, self.run.limits
         return [
             SlotRequest(ids, key, size, limits)
             for key, (_, ids) in zip(keys, self.run.prompts(keys), strict=True)
@@ -202,12 +204,12 @@ class Stage:
             self._drawn[engine.loaded, request.slot_key] = list(draws)
 
     def drawn_for(self, request: SlotRequest, engine: LocalEngine | None = None) -> list[Draw]:
-        """What this engine says to a request, without any cheating."""
+        """Return this engine's honest reply to a request."""
         self.prepare([request], engine)
         return self._drawn[(engine or self.sampler).loaded, request.slot_key]
 
     def draws(self, slot: int, engine: LocalEngine | None = None) -> list[Draw]:
-        """What an honest sampler says with this engine."""
+        """Return an honest sampler's completions with this engine."""
         if slot in self.together:
             self.prepare(self.requests(self.together), engine)
         return self.drawn_for(self.request(slot), engine)
@@ -258,7 +260,7 @@ class Stage:
         rewards: list[float] | None = None,
         sampler: Identity = SAMPLER,
     ) -> bytes:
-        """A sealed group of these completions."""
+        """Seal a group of these completions."""
         key = self.key(slot, head, sampler)
         asked, ids = self.run.prompt(key)
         given = rewards or [each.value for each in self.run.scores(asked, [draw.ids for draw in draws])]
@@ -272,7 +274,7 @@ class Stage:
             engine=self.engine_class,
             heads=(head or self.head.id,),
             slot=slot,
-            vocabulary=self.run.told.model.vocab_size,
+            vocabulary=self.run.manifest.model.vocab_size,
         )
         return seal(group, sampler, self.run.id)
 

@@ -1,4 +1,4 @@
-"""Weights that are not those of the head that a forger names: some steps behind, a little off, or another model's.
+"""Weights other than the named head's: stale, perturbed, or another model's.
 
 Knows tensors of the chain's type, bf16, and nothing of runs.
 """
@@ -16,7 +16,7 @@ Weights = Mapping[str, TensorBytes]
 
 
 def nudged(weights: Weights, share: float, *, steps: int = 1, seed: int = 0) -> dict[str, TensorBytes]:
-    """Weights of which, at each step, a share has moved by one unit in the last place, as training leaves them."""
+    """Return weights of which a share moved by one ulp at each step, as in training."""
     luck = np.random.default_rng(seed)
     moved = {}
     for name, tensor in weights.items():
@@ -30,7 +30,7 @@ def nudged(weights: Weights, share: float, *, steps: int = 1, seed: int = 0) -> 
 
 
 def scaled(weights: Weights, amount: float, seed: int = 0) -> dict[str, TensorBytes]:
-    """Weights that are off by a part of themselves, more finely than the chain's own type could say."""
+    """Return weights with a relative error finer than bf16 can express."""
     luck = np.random.default_rng(seed)
     other = {}
     for name, tensor in weights.items():

@@ -1,9 +1,10 @@
 """How long a new sampler takes from its start to its first group that the trainer accepts.
 
-A swarm of processes runs on the loopback: a seed, a trainer, a verifier and a sampler, as in the demo. Then a sampler that
-has nothing, no key and no weights, is started by `echo-node join`, again and again, with each engine. The clock starts with
-its process. `seconds_after_weights` counts from the moment at which all weights are on its disk, proven. What each says is in
-its own events; nothing else is measured.
+A swarm of processes runs on the loopback: a seed, a trainer, a verifier and a sampler, as in the
+demo. Then a sampler that has nothing, no key and no weights, is started by `echo-node join`, again
+and again, with each engine. The clock starts with its process. `seconds_after_weights` counts from
+the moment at which all weights are on its disk, proven. What each says is in its own events;
+nothing else is measured.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from echo_node.config import DemoConfig
-from echo_node.demo.children import Child, end_all, node
 from echo_node.demo.processes import END_SECONDS, LOOPBACK, SwarmDemo
-from echo_node.engine.kinds import kinds
-from echo_node.metrics import Records
+from echo_node.demo.subprocesses import Child, end_all, node_command
+from echo_node.engine.engine_classes import kinds
+from echo_node.telemetry.metrics import Records
 
 ENGINES: Final = ("llama/f16", "torch/f32")
 STARTS: Final = 3
@@ -48,7 +49,7 @@ class Newcomer:
         self._last: Mapping[str, Any] = {}
         self._news = trio.Event()
         self._began = time.time()
-        self.child = Child(name, node(words), swarm.folder / f"{name}.log", self._hear)
+        self.child = Child(name, node_command(words), swarm.folder / f"{name}.log", self._hear)
 
     def _hear(self, event: Mapping[str, Any]) -> None:
         self._last = event
@@ -111,7 +112,7 @@ async def run_all(
 
 
 def figures(stations: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The medians over all starts."""
+    """Return the medians over all starts."""
 
     def median(seconds: Sequence[float]) -> float:
         return round(statistics.median(seconds), 2)

@@ -1,13 +1,15 @@
-"""How many groups a second one trainer takes in, and what gives first: a rising rate until it no longer keeps up.
+"""Groups per second that one trainer admits, found by raising the rate.
 
-The trainer is a node as it is, in a process of its own, paused so that it learns nothing: gossip and streams, every check of
-admission with the contract in its jail, the journal on disk, receipts. Simulated samplers in two other processes join, seal
-and push groups of the embedded task over real sockets, sixteen at a time, never more unanswered than a sampler of ours has.
+The trainer is a node as it is, in a process of its own, paused so that it learns nothing: gossip
+and streams, every check of admission with the contract in its jail, the journal on disk, receipts.
+Simulated samplers in two other processes join, seal and push groups of the embedded task over real
+sockets, sixteen at a time, never more unanswered than a sampler of ours has.
 
-A rate is kept when every group was receipted as accepted, no burst was held back for half a second, and all was answered one
-second after the last push. The time of admission is from a push to the moment its sampler has read the receipt, which goes
-out once the group is on disk, at half of the rate that is kept. Bytes are those of the TCP connections into the trainer,
-whatever they carry, over those of the sealed groups. Then one hostile peer floods, turn by turn with no flood.
+A rate is kept when every group was receipted as accepted, no burst was held back for half a second,
+and all was answered one second after the last push. The time of admission is from a push to the
+moment its sampler has read the receipt, which goes out once the group is on disk, at half of the
+rate that is kept. Bytes are those of the TCP connections into the trainer, whatever they carry,
+over those of the sealed groups. Then one hostile peer floods, turn by turn with no flood.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ def _one_after_the_other(samplers: int) -> Generator[Swarm]:
 
 
 def climb(bench: Bench, seconds: float, most: float) -> tuple[Level, Level | None]:
-    """The highest rate that was kept, and the lowest that was not."""
+    """Return the highest rate that was kept, and the lowest that was not."""
     kept: Level | None = None
     broken: Level | None = None
     rate = FIRST
@@ -138,7 +140,7 @@ def flood_pair(bench: Bench, rate: float, seconds: float, *, first: bool) -> tup
 
 
 def limit(level: Level, samplers: int) -> str:
-    """What a rate failed of, in one line."""
+    """Return why a rate was not kept, in one line."""
     idle = level.spent.get(IDLE, 0.0)
     parts = [f"{part} {share:.0%}" for part, share in level.spent.items() if part != IDLE and share >= 0.03]
     used, cores = level.cpu + level.jail_cpu + level.load_cpu, os.cpu_count() or 1

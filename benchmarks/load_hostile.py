@@ -1,8 +1,9 @@
-"""One hostile sampler of the load benchmark: it has joined like others, and then sends as much as the wire takes.
+"""Hostile sampler of the load benchmark: joins, then sends all that the wire takes.
 
-Every message is as long as may be and full of groups that are validly signed and of no use, since their slots are far ahead:
-nothing that whoever passes them on could be blamed for. It gossips them, and delivers others by hand at the same time. A
-message is never sent twice, or it would cost nobody anything.
+Every message is as long as may be and full of groups that are validly signed and of no use, since
+their slots are far ahead: nothing that whoever passes them on could be blamed for. It gossips them,
+and delivers others by hand at the same time. A message is never sent twice, or it would cost nobody
+anything.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from benchmarks.load_samplers import GroupMaker, SimulatedSampler
 from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT
 from echo_node.net.libp2p import Libp2pNetwork, join_swarm
-from echo_node.net.outbox.deliveries import deliver
-from echo_node.run import Run
+from echo_node.net.outbox.direct_delivery import deliver
+from echo_node.runs.run import Run
 from protocol import WeightsHead, limits, open_sealed, topics, write_batch
 
 POOL: Final = 2_000
@@ -39,7 +40,7 @@ class Flood:
         self._run = run
         self._who = identity(name)
         self._network = network
-        self._leader = run.told.trainers[0]
+        self._leader = run.manifest.trainers[0]
         self._topic = topics.topic(run.id, topics.GROUPS)
         self._sampler = SimulatedSampler(run, self._who, network)
         self._pool: list[bytes] = []

@@ -1,7 +1,7 @@
-"""Where a process spends the time of its event loop: a thread looks at it 200 times a second, and names the part it is in.
+"""Sampling profiler of the event loop: 200 samples a second from a thread.
 
-A part is named after the innermost frame of ours that is on the list. What waits for the network is idle. It knows
-nothing of what is measured meanwhile.
+A part is named after the innermost frame of ours that is on the list. What waits for the network is
+idle.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ OTHER: Final = "other"
 PARTS: Final = (
     ("trio/_core/_io_epoll.py", "get_events", IDLE),
     ("echo_node/contract/", "", "prompts from the jail"),
-    ("echo_node/text.py", "", "prompts to tokens"),
+    ("echo_node/runs/tokenizer.py", "", "prompts to tokens"),
     ("protocol/identity.py", "", "signatures"),
     ("protocol/", "", "decoding and hashing"),
-    ("echo_node/admission.py", "", "other checks of admission"),
+    ("echo_node/rollouts/admission.py", "", "other checks of admission"),
     ("echo_node/trainer/receipts.py", "", "receipts"),
     ("echo_node/trainer/", "", "buffer and bookkeeping"),
-    ("echo_node/net/outbox/durable.py", "", "journal"),
+    ("echo_node/storage/sqlite.py", "", "journal"),
     ("echo_node/net/noise.py", "", "encryption"),
     ("libp2p/security/", "", "encryption"),
-    ("echo_node/net/muxing/", "", "streams"),
+    ("echo_node/net/yamux/", "", "streams"),
     ("echo_node/net/gossip/", "", "gossip"),
     ("echo_node/net/", "", "other network"),
     ("libp2p/", "", "other network"),
@@ -47,7 +47,7 @@ class Watching:
         self._thread.start()
 
     def stop(self) -> dict[str, float]:
-        """The share of each part, the largest first."""
+        """Return the share of each part, the largest first."""
         self._end.set()
         self._thread.join()
         total = max(self._counts.total(), 1)

@@ -1,7 +1,7 @@
-"""The run that every process of the load benchmark takes part in, and how they talk: a line of JSON each way.
+"""Run and JSON-lines protocol shared by the processes of the load benchmark.
 
-Its buffer is as wide as the wire allows, and its trainer is paused: it takes groups in for good, and learns nothing. So
-what is measured is admission and nothing after it. It knows no network.
+Its buffer is as wide as the wire allows, and its trainer is paused: it takes groups in for good,
+and learns nothing. So what is measured is admission and nothing after it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import trio
 
-from echo_node import embedded
 from echo_node.contract import load
-from echo_node.net.libp2p import SwarmSettings
-from echo_node.run import ENGINES, Run, draft
-from echo_node.trainer.settings import training_settings
+from echo_node.models import embedded
+from echo_node.net.swarm_settings import SwarmSettings
+from echo_node.runs.algorithm import training_settings
+from echo_node.runs.run import ENGINES, Run, draft
 from protocol import Identity, derive
 from protocol.manifest import Sampling, Sync
 
@@ -70,9 +70,9 @@ def sealed_manifest() -> bytes:
 
 
 def open_run(*, jailed: bool) -> Run:
-    """The trainer has its contract in the jail, as every node has; whoever only makes groups needs none."""
+    """Open the run, with the contract jailed for the trainer; samplers need none."""
     run = Run.open(sealed_manifest(), embedded.folder(), jailed=jailed)
-    assert training_settings(run.told).batch_groups == BATCH
+    assert training_settings(run.manifest).batch_groups == BATCH
     return run
 
 

@@ -1,8 +1,11 @@
-"""Simulated samplers of the load benchmark, several in one process: real keys, joins, sockets, signatures and receipts.
+"""Simulated samplers of the load benchmark, several in one process.
 
-Only the engine is missing: groups of the right prompts with made-up answers are sealed before the clock starts. Each
-sampler sends a burst when it is due, by gossip, unless as many groups as a sampler of ours would allow are unanswered; what
-no receipt names within two seconds it delivers by hand. It knows nothing of the trainer's inside.
+Keys, joins, sockets, signatures and receipts are real.
+
+Only the engine is missing: groups of the right prompts with made-up answers are sealed before the
+clock starts. Each sampler sends a burst when it is due, by gossip, unless as many groups as a
+sampler of ours would allow are unanswered; what no receipt names within two seconds it delivers by
+hand.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ from benchmarks.load_run import (
 from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT, Message, Network
 from echo_node.net.libp2p import join_swarm
-from echo_node.net.outbox.deliveries import deliver
-from echo_node.run import Run
+from echo_node.net.outbox.direct_delivery import deliver
+from echo_node.runs.run import Run
 from protocol import (
     Envelope,
     Identity,
@@ -56,7 +59,7 @@ CALM: Final = 0.02
 
 
 class GroupMaker:
-    """Sealed groups of one sampler under one head: what each slot asks, and answers that could have been drawn."""
+    """Seal groups of one sampler under one head, with made-up answers."""
 
     def __init__(self, run: Run, who: Identity, head: bytes) -> None:
         self._run = run
@@ -77,7 +80,7 @@ class GroupMaker:
         limits = self._run.limits
         (end,) = limits.end_tokens
         completions = []
-        for _ in range(self._run.told.sampling.group_size):
+        for _ in range(self._run.manifest.sampling.group_size):
             ids = self._luck.integers(0, limits.vocab_size - 1, limits.max_tokens)
             ids[ids == end] = limits.vocab_size - 1
             ids[-1] = end
@@ -101,7 +104,7 @@ class SimulatedSampler:
         self._run = run
         self._who = who
         self._network = network
-        self._leader = run.told.trainers[0]
+        self._leader = run.manifest.trainers[0]
         self._topic = topics.topic(run.id, topics.GROUPS)
         self._maker: GroupMaker | None = None
         self._made: deque[bytes] = deque()
@@ -224,7 +227,7 @@ class Company:
         self._heard = trio.Event()
 
     async def hear_heads(self, network: Network) -> None:
-        """The head whose roster has everybody is the second one."""
+        """Wait for the second head, whose roster has every sampler."""
 
         def look(message: Message) -> Any:
             head = open_sealed(message.data, WeightsHead, self._run.id)

@@ -1,7 +1,7 @@
-"""The swarm of the load benchmark, from outside: its processes are started, told what to do, measured and ended.
+"""Start, command, measure and end the processes of the load benchmark.
 
-A level is one rate for a while. A swarm has room for so many groups, since nothing leaves the trainer's buffer; then a fresh
-one takes its place. It knows no network.
+A level is one rate for a while. A swarm has room for so many groups, since nothing leaves the
+trainer's buffer; then a fresh one takes its place.
 """
 
 from __future__ import annotations

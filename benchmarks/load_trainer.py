@@ -1,6 +1,7 @@
-"""The trainer of the load benchmark, in a process of its own: a node as it is, on a real network and disk, that is paused.
+"""Trainer process of the load benchmark: a paused node on a real network and disk.
 
-Beside it stand the instruments: bytes that came in at its sockets, the time of its processor, and a look at where that goes.
+Beside it stand the instruments: bytes that came in at its sockets, the time of its processor, and a
+look at where that goes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import trio
 from benchmarks.load_profile import Watching
 from benchmarks.load_run import Told, identity, obey, open_run, say, swarm_settings, told
 from echo_node.contract.sandbox import JailedContract
-from echo_node.metrics import Records
 from echo_node.net.base import Network
 from echo_node.net.libp2p import Libp2pNetwork, join_swarm
 from echo_node.node import Node
-from echo_node.pausing import Gate
-from echo_node.run import Run
+from echo_node.runs.run import Run
+from echo_node.runtime.pause_gate import PauseGate
+from echo_node.telemetry.metrics import Records
 from protocol import Identity
 
 FOREVER: Final = 10**9
@@ -86,7 +87,7 @@ def _jail_seconds(run: Run) -> float:
     """Of the processor, by the contract's processes."""
     assert isinstance(run.contract, JailedContract)
     total = 0.0
-    for seat in run.contract.sandbox._seats:  # noqa: SLF001 - an instrument
+    for seat in run.contract.sandbox._workers:  # noqa: SLF001 - an instrument
         if seat.pid is not None and (stat := Path(f"/proc/{seat.pid}/stat")).exists():
             fields = stat.read_text().rpartition(")")[2].split()
             total += (int(fields[11]) + int(fields[12])) / 100
@@ -95,7 +96,7 @@ def _jail_seconds(run: Run) -> float:
 
 async def work(given: Told) -> None:
     wire = Wire()
-    gate = Gate()
+    gate = PauseGate()
     gate.close("load")
     with closing(open_run(jailed=True)) as run:
         async with trio.open_nursery() as nursery:

@@ -1,7 +1,8 @@
-"""The network as a whole: bulk and streams against a bare blocking TLS 1.3 socket, then a swarm of ten processes.
+"""Bulk port and streams against a bare TLS 1.3 socket, then a swarm of ten nodes.
 
-The swarm is left alone first, to see what a quiet node costs; then nodes look for keys that others have just announced;
-then eight of them gossip signed messages of 1 kB by the clock. All of it is on one machine, over loopback.
+The swarm is left alone first, to see what a quiet node costs; then nodes look for keys that others
+have just announced; then eight of them gossip signed messages of 1 kB by the clock. All of it is on
+one machine, over loopback.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ async def measure_swarm() -> dict[str, float]:
 
 
 async def _idle(node: Place) -> dict[str, float]:
-    """The processor time and the memory of one process that nobody asks for anything."""
+    """Return the CPU time and the memory of one idle process."""
     before, began = _cpu_seconds(node.process.pid), time.monotonic()
     await trio.sleep(IDLE_SECONDS)
     spent, seconds = _cpu_seconds(node.process.pid) - before, time.monotonic() - began
@@ -102,7 +103,7 @@ async def _find(nodes: Sequence[Place]) -> float:
 
 
 async def _gossip(nodes: Sequence[Place]) -> dict[str, float]:
-    """How many of the messages did not reach each of the others once, and the median way of those that did."""
+    """Return the messages lost or doubled, and the median latency of the others."""
     interval, count = len(nodes) / PER_SECOND, GOSSIP_SECONDS * PER_SECOND // len(nodes)
     for node in nodes:
         await node.ask("subscribe", sealed=True)

@@ -1,4 +1,4 @@
-"""Interleaved pairs and their medians: how every ratio here is measured. Machines are shared and noisy."""
+"""Interleaved pairs and their medians, as shared machines are noisy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAIRS = 7
 
 
 def seconds_each(work: Callable[[], object], repeats: int) -> float:
-    """The mean time of one call over a run of calls."""
+    """Return the mean seconds of one call over a run of calls."""
     start = time.perf_counter()
     for _ in range(repeats):
         work()
@@ -20,7 +20,7 @@ def seconds_each(work: Callable[[], object], repeats: int) -> float:
 def interleaved(
     ours: Callable[[], object], bare: Callable[[], object], repeats: int
 ) -> list[tuple[float, float]]:
-    """Times of ours and of the peer, turn by turn, each side going first every other time."""
+    """Time ours and the peer's turn by turn, alternating which goes first."""
     pairs = []
     for index in range(PAIRS):
         if index % 2:

@@ -1,8 +1,9 @@
-"""Does a swarm learn although half of its samplers cheat? Three runs: clean, poisoned and verified, poisoned and believed.
+"""Training with half the samplers cheating: clean, verified and unverified runs.
 
-Four samplers, of whom two cheat; one verifier, whose word counts by the policy `sampled`. Steps are counted until the
-held-out reward is 0.8, so a busy machine changes little. Everything is real but the network, which is the in-memory one:
-nodes, seals, admission, verdicts. Needs matplotlib for the picture. Results go into build/benchmarks.
+Four samplers, of whom two cheat; one verifier, whose word counts by the policy `sampled`. Steps are
+counted until the held-out reward is 0.8, so a busy machine changes little. Everything is real but
+the network, which is the in-memory one: nodes, seals, admission, verdicts. Needs matplotlib for the
+picture. Results go into build/benchmarks.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ def run_all(
     """Every side with every seed, one after the other."""
     sides: dict[str, list[Outcome]] = {CLEAN: [], VERIFIED: [], BELIEVED: []}
     for seed in seeds:
-        for side, told in (
+        for side, options in (
             (CLEAN, {"cheats": 0}),
             (VERIFIED, {"cheats": CHEATS, "policy": policy, "verifiers": verifiers}),
             (BELIEVED, {"cheats": CHEATS}),
         ):
-            done = play(side, seed, steps, **told)
+            done = play(side, seed, steps, **options)
             sides[side].append(done)
             tell(f"{side}, seed {seed}: {done.curve[-1][1]:.3f} in {done.seconds:.0f} s")
     return sides
@@ -62,7 +63,7 @@ def reached(outcome: Outcome) -> bool:
 
 
 def figures(sides: Sides) -> dict[str, Any]:
-    """The line of numbers: medians over the seeds, and sums of what must not be. A side that never got there has no steps."""
+    """Return medians over the seeds, and sums of faults; no steps if never reached."""
     clean, verified, believed = sides[CLEAN], sides[VERIFIED], sides[BELIEVED]
     last = min(each.curve[-1][0] for each in (*clean, *verified, *believed))
     learnt = all(map(reached, (*clean, *verified)))
@@ -89,21 +90,21 @@ def _median(
 
 
 def _final(outcomes: Sequence[Outcome], last: int) -> float:
-    """At the last step that all sides were measured at: a follower may miss the very last version."""
+    """Return rewards at the last step measured on all sides."""
     curves = [[point for point in each.curve if point[0] <= last] for each in outcomes]
     return round(statistics.median(map(final_reward, curves)), 4)
 
 
-def bounds_lines(told: Mapping[str, Any]) -> list[str]:
+def bounds_lines(results: Mapping[str, Any]) -> list[str]:
     """Whether each number is where it should be."""
-    steps = told["poisoned_steps_over_clean"]
+    steps = results["poisoned_steps_over_clean"]
     checks = {
         f"poisoned_steps_over_clean: {steps}, at most {MOST_STEPS}": steps is not None
         and steps <= MOST_STEPS,
-        f"honest_condemned: {told['honest_condemned']}, none": told["honest_condemned"] == 0,
-        f"cheats_muted: {told['cheats_muted']}, all of {told['cheats']}": told["cheats_muted"]
-        == told["cheats"],
-        f"unverified_final_reward: {told['unverified_final_reward']}, below {ENOUGH}": told[
+        f"honest_condemned: {results['honest_condemned']}, none": results["honest_condemned"] == 0,
+        f"cheats_muted: {results['cheats_muted']}, all of {results['cheats']}": results["cheats_muted"]
+        == results["cheats"],
+        f"unverified_final_reward: {results['unverified_final_reward']}, below {ENOUGH}": results[
             "unverified_final_reward"
         ]
         < ENOUGH,
@@ -179,12 +180,12 @@ def main(words: Sequence[str] | None = None) -> None:
     runs = [dataclasses.asdict(each) for outcomes in sides.values() for each in outcomes]
     (wish.folder / f"{name}.json").write_text(json.dumps(runs), "utf-8")
     console.print(table(sides))
-    told = figures(sides) | {"policy": wish.policy, "verifiers": wish.verifiers}
-    for line in bounds_lines(told):
+    results = figures(sides) | {"policy": wish.policy, "verifiers": wish.verifiers}
+    for line in bounds_lines(results):
         console.print(line, highlight=False)
     draw(sides, wish.folder / f"{name}.png")
     console.print(f"curves: {wish.folder / f'{name}.png'}", highlight=False, soft_wrap=True)
-    print(json.dumps(told))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

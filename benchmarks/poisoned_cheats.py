@@ -1,8 +1,9 @@
 """A sampler's engine that cheats, in the ways of the forger suite that hurt a learner most.
 
-The node around it is a real one and suspects nothing: groups have the slot's prompt, a right reward, a proper end and a
-valid seal, so that every cheap check lets them pass. Only the slot's luck and the log-probabilities tell. It knows
-the contract, since whoever wants to do harm does; it knows neither network nor trainer.
+The node around it is a real one and suspects nothing: groups have the slot's prompt, a right
+reward, a proper end and a valid seal, so that every cheap check lets them pass. Only the slot's
+luck and the log-probabilities tell. It knows the contract, since whoever wants to do harm does; it
+knows neither network nor trainer.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from echo_node.engine.base import (
     no_news,
 )
 from echo_node.engine.local import LocalEngine
-from echo_node.engine.torch import TorchDecoder
-from echo_node.run import Run, read_model
+from echo_node.engine.torch_decoder import TorchDecoder
+from echo_node.runs.run import Run, read_model
 
 Group = Sequence[Draw]
 BEYOND_CLIP: Final = 3.0
-"""How much too low the log-probabilities of right answers are claimed: no ratio is within the clip, and nothing is learnt."""
+"""Offset of claimed log-probabilities of right answers: outside the clip."""
 BELOW_DUAL_CLIP: Final = float(np.log(2.5))
-"""And those of tokens that shall be unlearnt: they count two and a half times, and the dual clip lets them."""
+"""Offset for tokens to be unlearnt: weight 2.5, within the dual clip."""
 TRIES: Final = 4
 HEAT: Final = 1.2
 NOISE: Final = 0.3
 
 
 class CheatingEngine(LocalEngine):
-    """Draws honestly for its first `honest_groups` groups, and then cheats in one way after the other, call by call."""
+    """Engine that is honest for `honest_groups` groups, then cheats in turn."""
 
     def __init__(self, run: Run, *, rows: int, honest_groups: int = 0) -> None:
         super().__init__(_decoder(run), rows=rows)
@@ -74,14 +75,14 @@ class CheatingEngine(LocalEngine):
                 yield Finished(place, number, draw)
 
     def honest(self, requests: Sequence[SlotRequest]) -> Sequence[Group]:
-        """What these requests really give."""
+        """Return the honest replies to these requests."""
         groups: list[dict[int, Draw]] = [{} for _ in requests]
         for finished in super().generate(requests):
             groups[finished.request][finished.completion] = finished.draw
         return [[draws[place] for place in sorted(draws)] for draws in groups]
 
     def other(self) -> LocalEngine:
-        """An engine that holds some other model."""
+        """Return an engine with another model."""
         if self._other is None:
             self._other = LocalEngine(_decoder(self.run), rows=self._rows)
             self._other.load(bytes(32), noised(read_model(self.run.folder), NOISE))
@@ -99,8 +100,10 @@ class CheatingEngine(LocalEngine):
 
 
 def typed_in(cheat: CheatingEngine, requests: Sequence[SlotRequest]) -> Sequence[Group]:
-    """Texts from elsewhere: half of them right, half but for one digit. Log-probabilities are made up so that the right
-    ones teach nothing, and of the wrong ones all that is right is unlearnt, and the one thing that is wrong is not.
+    """Send made-up texts, half of them right, half wrong in one digit.
+
+    Log-probabilities are made up so that right texts teach nothing, and of the wrong ones all right
+    digits are unlearnt and the wrong one is not.
     """
     limits = cheat.run.limits
     digits = [int(token) for token in cheat.run.tokenizer.encode("0123456789")]
@@ -128,7 +131,7 @@ def typed_in(cheat: CheatingEngine, requests: Sequence[SlotRequest]) -> Sequence
 
 
 def made_up_logprobs(cheat: CheatingEngine, requests: Sequence[SlotRequest]) -> Sequence[Group]:
-    """Honest texts, of which the right ones are claimed to teach nothing, and the wrong ones to weigh too much."""
+    """Send honest texts with log-probabilities that mute right ones and boost wrong ones."""
     groups = []
     for request, draws in zip(requests, cheat.honest(requests), strict=True):
         worth = cheat.worth(request, draws)
@@ -142,7 +145,7 @@ def made_up_logprobs(cheat: CheatingEngine, requests: Sequence[SlotRequest]) -> 
 
 
 def worst_of_several(cheat: CheatingEngine, requests: Sequence[SlotRequest]) -> Sequence[Group]:
-    """Luck of its own, several times; the worst is sent. The first is left as it came, so that there is a spread."""
+    """Send the worst of several own draws, except for the first, to keep a spread."""
     tries = [
         cheat.honest([dataclasses.replace(each, slot_key=_other_key(each, number)) for each in requests])
         for number in range(TRIES)
@@ -158,13 +161,13 @@ def worst_of_several(cheat: CheatingEngine, requests: Sequence[SlotRequest]) -> 
 
 
 def too_hot(cheat: CheatingEngine, requests: Sequence[SlotRequest]) -> Sequence[Group]:
-    """The slot's own luck, at another temperature."""
+    """Sample with the slot's own draws at another temperature."""
     limits = dataclasses.replace(cheat.run.limits, temperature=HEAT * cheat.run.limits.temperature)
     return cheat.honest([dataclasses.replace(each, limits=limits) for each in requests])
 
 
 def other_weights(cheat: CheatingEngine, requests: Sequence[SlotRequest]) -> Sequence[Group]:
-    """The slot's own luck, with a model that was never published."""
+    """Sample with the slot's own draws from an unpublished model."""
     return [
         [_draw(cheat, draw.ids, draw.logprobs) for draw in draws]
         for draws in generate_groups(cheat.other(), requests)

@@ -1,8 +1,8 @@
-"""One run of the swarm in which some samplers cheat, with verification or without: real nodes on the in-memory network.
+"""One swarm run in which some samplers cheat, with or without verification.
 
-Half of the samplers have an engine that cheats; everything else of them is the node's own. One cheats from its first group
-on, the other earns trust first. A follower measures published versions on held-out prompts, since the reward of a batch with
-forged groups says nothing. It knows nothing of how cheats work, nor of pictures.
+Half of the samplers have an engine that cheats; everything else of them is the node's own. One
+cheats from its first group on, the other earns trust first. A follower measures published versions
+on held-out prompts, since the reward of a batch with forged groups says nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import trio
 from benchmarks.convergence_swarm import LONGEST_SECONDS, follow
 from benchmarks.convergence_task import BATCH, GROUP, Curve, HeldOut, identity, luck, open_run
 from benchmarks.poisoned_cheats import CheatingEngine
+from echo_node.credit.ledger import Entry, Ledger
 from echo_node.engine.local import LocalEngine
-from echo_node.engine.torch import TorchDecoder
-from echo_node.ledger import Entry, Ledger
-from echo_node.metrics import Records
+from echo_node.engine.torch_decoder import TorchDecoder
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
-from echo_node.run import Run
+from echo_node.runs.run import Run
+from echo_node.telemetry.metrics import Records
 from protocol import ZERO, Opened, Verdict, seal
 from protocol.manifest import Verification
 
@@ -60,7 +60,7 @@ class Outcome:
     last_forged_step: int
     """After which nothing forged was trained on; 0: nothing ever was."""
     made_before_verdict: tuple[int | None, ...]
-    """Groups that each cheat had forged when a verifier first condemned one; none: no verifier did."""
+    """Groups forged by each cheat before its first condemnation; None without one."""
     cheats_muted: int
     honest_condemned: int
     verdicts: dict[str, int]
@@ -68,13 +68,13 @@ class Outcome:
 
 
 def open_poisoned_run(seed: int, policy: Policy, verifiers: int) -> Run:
-    """The run of a seed, with such a verification."""
+    """Return the run of a seed with this verification."""
     plain = open_run(seed, staleness=STALENESS)
     if policy == "none":
         return plain
     names = [f"verifier {number}" for number in range(verifiers)] if policy != "self" else []
     told = dataclasses.replace(
-        plain.told,
+        plain.manifest,
         verification=Verification(policy=policy, quorum=max(1, len(names)), share=UNVOUCHED),
         verifiers=tuple(sorted(identity(seed, name).public for name in names)),
     )
@@ -92,7 +92,7 @@ def play(
 
 
 class _Accusations(Ledger):
-    """The verifiers' ledger, and what they have against whom. `forged_by` counts what a sampler has forged by then."""
+    """Ledger of the verifiers; `forged_by` counts groups that a sampler has forged."""
 
     def __init__(self, path: Path, forged_by: Callable[[bytes], int]) -> None:
         super().__init__(path)
@@ -136,7 +136,7 @@ class _Swarm:
                         nursery.start_soon(
                             lambda node=node, engine=engine: node.sample(slots_per_call=SLOTS, engine=engine)
                         )
-                    for number in range(len(run.told.verifiers)):
+                    for number in range(len(run.manifest.verifiers)):
                         node = Node(run, identity(seed, f"verifier {number}"), swarm.join)
                         engine = engines.enter_context(closing(self._plain_engine(GROUP)))
                         self._verifiers.append(node)

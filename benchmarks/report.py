@@ -1,6 +1,6 @@
-"""The page README.md of this folder, from what was measured last: pure text, so that a test can make it again.
+"""Render benchmarks/README.md from the last results.
 
-It knows the catalogue and the results, and runs nothing.
+Pure text, so that a test can render it again. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from benchmarks.report_catalogue import BENCHMARKS, PARTS
 
 NOT_RUN: Final = "not run"
 LONGEST: Final = 160
-"""Characters of a figure that is words."""
+"""Characters shown of a figure that is text."""
 _TOP: Final = """\
 # Benchmarks
 
-Written by `make bench`, from `results.json`; not by hand. `make bench ARGS="wire delta"` runs these two and changes their
-rows alone. Each benchmark is a program (`python -m benchmarks.wire`) that prints a table and, as its last line, its figures
-as JSON. Ratios are medians of interleaved pairs of one run. *Load* is the load average of the machine when it began: what
-began on a busy machine says less.
+Written by `make bench` from `results.json`; do not edit by hand. `make bench ARGS="wire delta"` runs two benchmarks and updates their
+rows only. Each benchmark is a program (`python -m benchmarks.wire`) that prints a table and, as its last line, its figures as
+JSON. Ratios are medians of interleaved pairs within one run. *Load* is the load average of the machine at the start: results from
+a busy machine are less reliable.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What something was measured on."""
+    """The machine of a measurement."""
 
     cpu: str
     cores: int
@@ -58,13 +58,13 @@ Results = Mapping[str, Result]
 
 def read_results(text: str) -> dict[str, Result]:
     return {
-        name: Result(**{**told, "machine": Machine(**told["machine"])})
-        for name, told in json.loads(text).items()
+        name: Result(**{**row, "machine": Machine(**row["machine"])})
+        for name, row in json.loads(text).items()
     }
 
 
 def write_results(results: Results) -> str:
-    """One benchmark a line, so that a change shows as what it is."""
+    """Return the results as JSON, one benchmark a line, so that diffs are small."""
     lines = [
         f"{json.dumps(name)}: {json.dumps(asdict(results[name]), ensure_ascii=False)}"
         for name in BENCHMARKS
@@ -74,7 +74,7 @@ def write_results(results: Results) -> str:
 
 
 def page(results: Results) -> str:
-    """The whole page."""
+    """Return the whole page."""
     machines = list(dict.fromkeys(results[name].machine for name in BENCHMARKS if name in results))
     return "\n".join(
         (
@@ -91,7 +91,7 @@ def page(results: Results) -> str:
             "|---|---|---:|---:|---|",
             *(row for name in BENCHMARKS for row in _figures(name, results.get(name))),
             "",
-            "Processes that benchmarks start, and that measure nothing by themselves: "
+            "Processes that benchmarks start, which measure nothing by themselves: "
             + ", ".join(f"`{part}` ({of})" for part, of in PARTS.items())
             + ".",
             "",
@@ -109,7 +109,7 @@ def _run(name: str, result: Result | None, machines: list[Machine]) -> str:
 
 
 def _figures(name: str, result: Result | None) -> Iterator[str]:
-    """A row for each figure; what is asked for and was not measured has one too."""
+    """Yield a row for each figure, also for one that is required and was not measured."""
     bounds = BENCHMARKS[name].bounds
     measured = dict(_flat(result.figures)) if result else {}
     for figure in [*measured, *(each for each in bounds if each not in measured)]:

@@ -1,6 +1,6 @@
-"""Every benchmark, what it measures and what is asked of its figures. The table in README.md is made from it.
+"""Catalogue of benchmarks: what each measures, and the bounds of its figures.
 
-A figure without a bound is told for its own sake. It knows nothing of how benchmarks are run.
+A figure without a bound is told for its own sake.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One module of this folder. Bounds are by the names of its figures; a name with a slash is a figure in a table."""
+    """One benchmark, with bounds by figure name; a slash names a figure in a table."""
 
     what: str
     bounds: Mapping[str, Bound] = field(default_factory=dict)

@@ -1,5 +1,6 @@
-"""What the jail costs: a cheap score (`digits-reverse`) in the pool, in batches and one by one, against the same call
-in this process.
+"""Cost of the jail: a cheap score in the pool against the same call in this process.
+
+The score is `digits-reverse`'s, in batches and one by one.
 
 Pairs are interleaved and medians taken; one core scores and the other one asks.
 """
@@ -25,7 +26,7 @@ SINGLES = 200
 
 
 def start_seconds() -> float:
-    """From nothing to the first score of a fresh process: what a text that ends its process costs."""
+    """Return the seconds from nothing to the first score of a fresh process."""
     start = time.perf_counter()
     with Sandbox("digits-reverse", "1") as sandbox:
         assert len(sandbox.prompts([bytes(32)])) == 1

@@ -1,7 +1,7 @@
-"""What others send for a change of weights: the layouts that ours is measured against, each at its best.
+"""Other layouts of weight deltas that ours is measured against.
 
-XOR + zstd-1; COO as PULSE has it (row steps as u8, columns as u16, absolute values) + zstd-1; TRL's int32 + bf16.
-They only write: sizes are compared, and how long writing takes.
+XOR + zstd-1; COO as PULSE has it (row steps as u8, columns as u16, absolute values) + zstd-1; TRL's
+int32 + bf16. They only write: sizes are compared, and how long writing takes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ def _zstd1(data: bytes) -> int:
 
 
 def xor_bytes(diff: TrainingDiff) -> int:
-    """The XOR of both states, chunk by chunk."""
+    """Return the XOR of both states, chunk by chunk."""
     starts = range(0, diff.before.size, CHUNK_ELEMENTS)
     places = [slice(start, start + CHUNK_ELEMENTS) for start in starts]
     return sum(_zstd1((diff.before[place] ^ diff.after[place]).tobytes()) for place in places)
 
 
 def pulse_bytes(diff: TrainingDiff) -> int:
-    """COO, tensor by tensor; then each column of all tensors as one, which compresses better than mixed."""
+    """Return COO per tensor, with each column of all tensors compressed as one."""
     rows: list[NDArray[np.uint8]] = []
     columns: list[NDArray[np.uint16]] = []
     values: list[Patterns] = []

@@ -1,7 +1,8 @@
-"""One libp2p stream of ours against a bare blocking TLS 1.3 socket, each between two processes on loopback.
+"""One libp2p stream against a bare TLS 1.3 socket, between two processes.
 
-Both sides write 1 MB at a time and read until all has come; the clock stops when the reader has said that it has all.
-Connections are made before the clock starts; our stream is opened while it runs.
+Both sides write 1 MB at a time and read until all has come; the clock stops when the reader has
+said that it has all. Connections are made before the clock starts; our stream is opened while it
+runs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.pairs import interleaved, median_ratio, median_times
-from echo_node.net.host import build_host, id_of, running
+from echo_node.net.host import build_host, running
+from echo_node.net.swarm import id_of
 from protocol import Identity
 
 MEGABYTE = 1_000_000
@@ -45,7 +47,7 @@ Connection = multiprocessing.connection.Connection
 
 
 def stream_over_tls(megabytes: int = MEGABYTES) -> float:
-    """The throughput of one stream of ours over that of a TLS socket: the median of interleaved pairs."""
+    """Return a stream's throughput over that of a TLS socket, median of pairs."""
     return median_ratio(_pairs(megabytes))
 
 
@@ -58,7 +60,7 @@ def _pairs(megabytes: int) -> list[tuple[float, float]]:
 
 @contextlib.contextmanager
 def _sender(main: Callable[[Connection, int], None], megabytes: int) -> Generator[Callable[[], None]]:
-    """A process that sends once for every call, to another process that it has started."""
+    """Start a sender and its receiver; yields a function that sends once."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=main, args=(there, megabytes))
@@ -81,7 +83,7 @@ def _sender(main: Callable[[Connection, int], None], megabytes: int) -> Generato
 
 @contextlib.contextmanager
 def _receiver(main: Callable[[Connection], None]) -> Generator[Any]:
-    """A process that receives, and what it says about where."""
+    """Start a receiver process; yields it and its address."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=main, args=(there,))
@@ -175,7 +177,7 @@ def _tls_receiver(orders: Connection) -> None:
 
 
 def _certificate(folder: Path) -> Path:
-    """A key and a certificate that nobody checks."""
+    """Make a key and a self-signed certificate."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
     now = dt.datetime.now(dt.UTC)

@@ -1,8 +1,8 @@
-"""One real training step as two states: a transformer's weights in bf16 before and after it. Made once, then kept.
+"""One real training step as two bf16 states, before and after; made once.
 
-The model has about 100 M parameters, drawn at random; AdamW at 1e-6 updates masters in float32, and what is compared
-are their casts to bf16, as a trainer publishes them. It knows nothing of codecs. The files lie under `build/`; where they
-are missing, making them takes one to five minutes.
+The model has about 100 M parameters, drawn at random; AdamW at 1e-6 updates masters in float32, and
+what is compared are their casts to bf16, as a trainer publishes them. The files lie under `build/`;
+where they are missing, making them takes one to five minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 FOLDER = Path(__file__).parents[1] / "build" / "benchmarks"
 LEARNING_RATE = 1e-6
 WARM_STEPS = 5
-"""AdamW's first step moves every weight by the learning rate; a few later its moments are those of training."""
+"""Steps before the measured one: AdamW's first moves every weight."""
 SEQUENCES, TOKENS = 4, 64
 VOCABULARY = 16_384
 Patterns = NDArray[np.uint16]
@@ -25,7 +25,7 @@ Patterns = NDArray[np.uint16]
 
 @dataclasses.dataclass(frozen=True)
 class TrainingDiff:
-    """The canonical state before and after one step, flat, as 16-bit patterns; and how wide each tensor's rows are."""
+    """Flat 16-bit states before and after one step, and the row width per tensor."""
 
     before: Patterns
     after: Patterns
@@ -38,7 +38,7 @@ class TrainingDiff:
         return int((self.before != self.after).sum()) / self.before.size
 
     def thinned(self, share: float) -> TrainingDiff:
-        """The same with only some of the changes, so that this share of all weights changes."""
+        """Return the same step with only this share of all weights changed."""
         changed = np.flatnonzero(self.before != self.after)
         wanted = round(share * self.before.size)
         assert wanted <= changed.size, f"the step changed only {self.share:.2%} of the weights"
@@ -49,7 +49,7 @@ class TrainingDiff:
 
 
 def training_diff() -> TrainingDiff:
-    """The step, from its files or made now."""
+    """Return the step, from its files or made now."""
     before, after, tensors = (
         FOLDER / f"training_diff_{name}" for name in ("before.npy", "after.npy", "tensors.json")
     )

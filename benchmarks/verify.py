@@ -1,8 +1,9 @@
-"""The verifier against honest samplers and against forgers: who is refused, who is caught, how many tokens it takes.
+"""Verifier against honest samplers and forgers: refusals, detection, tokens.
 
-The embedded model, whose completions have six tokens and little doubt; then SmolLM2-135M-Instruct. llama.cpp in f16 is
-the sampler, torch in f32 the verifier. One thread draws ahead while another judges; costs are the CPU seconds of each. Every
-figure is told as soon as it is known, and Ctrl-C keeps what is there. `--quick` shows the way in a minute.
+The embedded model, whose completions have six tokens and little doubt; then SmolLM2-135M-Instruct.
+llama.cpp in f16 is the sampler, torch in f32 the verifier. One thread draws ahead while another
+judges; costs are the CPU seconds of each. Every figure is told as soon as it is known, and Ctrl-C
+keeps what is there. `--quick` shows the way in a minute.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from benchmarks.verify_policy import policy, skipped_slots
 from benchmarks.verify_power import Power, Tokens
 from benchmarks.verify_table import show
 from benchmarks.verify_toploc import toploc
-from echo_node import embedded
-from echo_node.admission import SLOT_WINDOW, Admitted
 from echo_node.engine.base import Claim
-from echo_node.models.finding import find_model
-from echo_node.verifier.bands import Bands
+from echo_node.models import embedded
+from echo_node.models.model_source import find_model
+from echo_node.rollouts.admission import SLOT_WINDOW
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.verifier.tolerance import Tolerance
 from protocol.sampling import uniforms
 
 SURE: Final = (
@@ -80,7 +82,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of a forger's group. Tokens are there where a model could look at them and they are counted."""
+    """Outcome of a forger's group, with its tokens where a model scored them."""
 
     caught: bool
     tokens: Tokens | None = None
@@ -88,15 +90,15 @@ class Seen:
 
 
 class Bench:
-    """One model: honest groups for thresholds, forgers on other prompts, and then the rest of the honest.
+    """Measure one model: honest groups, forgers on other prompts, more honest groups.
 
     Figures go under `prefix`.
     """
 
     def __init__(self, stage: Stage, size: Size, teller: Teller, prefix: str) -> None:
         self.stage, self.size, self.teller, self._prefix = stage, size, teller, prefix
-        tolerance = next(each for each in stage.run.told.engines if each.engine == stage.engine_class)
-        self._bands = Bands(tolerance)
+        tolerance = next(each for each in stage.run.manifest.engines if each.engine == stage.engine_class)
+        self._bands = Tolerance(tolerance)
         self.honest = Honest(stage, self.tell, teller.progress)
 
     def tell(self, name: str, value: object) -> None:
@@ -135,7 +137,7 @@ class Bench:
             admitted = self.stage.admit(sealed)
         except ValueError:
             return Seen(caught=True)  # before any model had to look
-        worth = float(np.mean(admitted.group.message.rewards))
+        worth = float(np.mean(admitted.message.rewards))
         if not sure:
             rows = self._all_tokens(admitted)
             looks = [*(row.evidence for row in rows), Tokens.join(rows).evidence]
@@ -143,10 +145,10 @@ class Bench:
         caught = self.stage.find(admitted).breach is not None
         return Seen(caught, Tokens.join(self._all_tokens(admitted)) if counted else None, worth)
 
-    def _all_tokens(self, admitted: Admitted) -> list[Tokens]:
+    def _all_tokens(self, admitted: RolloutRecord) -> list[Tokens]:
         """Of each completion of a group, beyond its first breach too."""
-        group, stage = admitted.group.message, self.stage
-        key = stage.run.slot_key(group.heads[0], admitted.group.signer, group.slot)
+        group, stage = admitted.message, self.stage
+        key = stage.run.slot_key(group.heads[0], admitted.sampler, group.slot)
         completions = group.completions()
         claims = [Claim(group.prompt_ids(), each.ids.astype(np.int64)) for each in completions]
         scores = stage.at(group.heads[0]).score_many(claims, stage.run.limits)
@@ -176,7 +178,7 @@ class Bench:
         self.tell(f"tokens_until_condemned/{name}", power.condemned(forged))
 
     def _some(self, name: str, slots: Sequence[int]) -> Sequence[int]:
-        """Twice as many of those that are near to honest ones, fewer of what takes eight times the drawing."""
+        """Return the groups per forger: more of near-honest ones, fewer of costly ones."""
         if name == "best of 8":
             return slots[: max(1, self.size.forged // 4)]
         return slots if name in COUNTED_SLOWLY else slots[: self.size.forged]

@@ -1,7 +1,7 @@
-"""Honest samplers before the verifier: whether one is ever refused, what drawing and judging cost, and how their tokens lie.
+"""Honest samplers against the verifier: refusals, costs and token statistics.
 
-One thread draws ahead while the caller's judges. Costs are the CPU seconds of each thread, so that a busy machine counts
-for little.
+One thread draws ahead while the caller's judges. Costs are the CPU seconds of each thread, so that
+a busy machine counts for little.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cost:
 
 
 def ahead(work: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """What each piece of work gives, done by another thread, up to two pieces ahead of whoever asks."""
+    """Yield results computed by another thread, up to two ahead."""
     with ThreadPoolExecutor(1, thread_name_prefix="sampler") as pool:
         coming: deque[Future[T]] = deque()
         for each in work:
@@ -67,7 +67,7 @@ class Honest:
     def go_on(self, groups: int) -> dict[bytes, Tokens]:
         """So many groups more, or a few beyond: the tokens of each prompt."""
         stage, first = self._stage, len(self.worth)
-        size = stage.run.told.sampling.group_size
+        size = stage.run.manifest.sampling.group_size
         step = max(1, ROWS // size)
         chunks = [range(slot, slot + step) for slot in range(first, first + groups, step)]
         bar = self._progress.add_task("honest completions", total=len(chunks) * step * size)
@@ -79,8 +79,8 @@ class Honest:
                 self._judging.tokens += finding.evidence.tokens
                 self._refused += size * (finding.breach is not None)
                 if finding.breach is None:
-                    tokens[name_of(admitted.group.message.prompt_ids())] = self._tokens(slot, draws)
-                self.worth.append(float(np.mean(admitted.group.message.rewards)))
+                    tokens[name_of(admitted.message.prompt_ids())] = self._tokens(slot, draws)
+                self.worth.append(float(np.mean(admitted.message.rewards)))
                 self._progress.update(bar, advance=size)
         self._progress.remove_task(bar)
         self._sum_up(size)

@@ -1,4 +1,4 @@
-"""What the default policy of looking costs a swarm and whom it finds, and how long slots can be skipped for luck.
+"""Cost and detection of the default verification policy, and of skipped slots.
 
 Both are played with the verifier's own bookkeeping and drawn numbers; no model is run here.
 """
@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_node.trust import LEAST_RATE, Trust
-from echo_node.verifier.holes import Holes
+from echo_node.runtime.reputation import LEAST_RATE, Trust
+from echo_node.verifier.skipped_slots import SkippedSlots
 from protocol.verdict import drawn
 
 _PEER: Final = b"p" * 32
@@ -26,7 +26,7 @@ _LOST: Final = 0.2
 
 
 def policy(verify_over_generate: float) -> dict[str, float]:
-    """The cost of looking at settled peers and at a newcomer's first thousand groups, and how surely a cheat is found."""
+    """Return the cost for settled peers and newcomers, and the detection rate."""
     luck = np.random.default_rng(0)
     found = 0
     for _ in range(_TRIALS):
@@ -63,9 +63,10 @@ def _looks(luck: np.random.Generator, groups: int) -> float:
 
 
 def skipped_slots(worth: Sequence[float]) -> dict[str, object]:
-    """Slots under one head after which 99 % of samplers that leave out their worse half are found out.
+    """Return slots of one head after which 99 % of skippers of bad halves are found.
 
-    Beside it how often somebody is taken for one of them who loses a fifth of its slots whatever they are worth.
+    Beside it how often somebody is taken for one of them who loses a fifth of its slots whatever
+    they are worth.
     """
     if max(worth) == min(worth):
         return {"needed": "not detectable", "why": "every group is worth the same: there is no luck to find"}
@@ -83,10 +84,10 @@ def skipped_slots(worth: Sequence[float]) -> dict[str, object]:
 
 
 def _until_found(worth: NDArray[np.float64], sent: NDArray[np.bool_]) -> int:
-    """Slots until the holes are held against the peer; one more than there are, if they never are."""
-    holes = Holes()
+    """Return slots until the holes count against the peer; one too many if never."""
+    holes = SkippedSlots()
     for slot in np.flatnonzero(sent):
-        holes.saw(_HEAD, _PEER, int(slot), float(worth[slot]))
+        holes.record(_HEAD, _PEER, int(slot), float(worth[slot]))
         audited = holes.suspicious(_HEAD, _PEER)
         if audited and holes.worth_less(_HEAD, _PEER, [float(worth[hole]) for hole in audited]):
             return int(slot) + 1

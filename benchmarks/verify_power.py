@@ -1,7 +1,8 @@
-"""How many tokens it takes to tell a forger from the honest, at one false alarm in a thousand and 99 % detection.
+"""Tokens to detect a forger at 99 % power and one false alarm in a thousand.
 
-Thresholds come from honest tokens of some prompts, and are held against those of others. Means are taken of whole runs of
-neighbouring tokens, since neighbours are alike. Pure numbers: it knows no engine, no group and no peer.
+Thresholds come from honest tokens of some prompts, and are held against those of others. Means are
+taken of whole runs of neighbouring tokens, since neighbours are alike. Pure numbers: it knows no
+engine, no group and no peer.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_node.engine.base import Scores
-from echo_node.verifier.bands import Bands
 from echo_node.verifier.evidence import Evidence
+from echo_node.verifier.tolerance import Tolerance
 
 Floats = NDArray[np.float64]
 FALSE_ALARMS: Final = 0.001
 DETECTION: Final = 0.99
 FEWEST: Final = 8
 POOLS: Final = 32
-"""Honest tokens must be so many times those of a sample: else their own mean is not known well enough for a threshold."""
+"""Least ratio of honest tokens to those of a sample, for a stable threshold."""
 NOT_DETECTABLE: Final = "not detectable"
 _RUN: Final = 8  # neighbouring tokens that are taken together
 _THRESHOLDS: Final = 20_000  # samples, of which one in 3000 lies beyond a threshold
@@ -33,7 +34,7 @@ _AT_ONCE: Final = 500
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Per token: its distance from its luck, plain and scaled, and the gap of its log-probability. One row each."""
+    """Per token: distance from its draw, plain and scaled, and log-probability gap."""
 
     rows: Floats
 
@@ -60,12 +61,12 @@ class Tokens:
 class Power:
     """What can be told from honest tokens of this engine class."""
 
-    def __init__(self, calibration: Tokens, bands: Bands) -> None:
+    def __init__(self, calibration: Tokens, bands: Tolerance) -> None:
         self._calibration, self._bands = calibration, bands
         self.thresholds = cache(self._thresholds)
 
     def needed(self, forged: Tokens) -> int | str:
-        """The fewest tokens, in powers of two, of which at least one mean is beyond its threshold, nearly always."""
+        """Return the fewest tokens, a power of two, that nearly always exceed a threshold."""
         for count in _counts(min(self.most, forged.count)):
             if self._beyond(forged, count) >= DETECTION:
                 return count
@@ -77,11 +78,11 @@ class Power:
         return self._calibration.count // POOLS
 
     def false_alarms(self, honest: Tokens) -> float:
-        """The worst share of honest samples of other prompts, of any length, that are taken for forged."""
+        """Return the worst false-alarm rate on honest samples of other prompts."""
         return max(self._beyond(honest, count) for count in _counts(min(self.most, honest.count)))
 
     def condemned(self, forged: Tokens) -> int | str:
-        """The fewest tokens that nearly always leave the bands of the manifest, which no honest ones have left."""
+        """Return the fewest tokens that nearly always leave the manifest's bands."""
         runs = _runs(forged.rows)
         most = np.max(_windows(forged.rows), axis=2)
         for count in _counts(forged.count):
@@ -107,7 +108,7 @@ class Power:
 
 
 def _counts(most: int) -> Iterator[int]:
-    """Powers of two. A sample of more tokens than there are would say what a few say, again and again."""
+    """Return sample sizes in powers of two, up to the tokens there are."""
     count = FEWEST
     while count <= max(FEWEST, most):
         yield count

@@ -1,7 +1,8 @@
 """TOPLOC (PyPI `toploc`) beside seed replay: what its proof takes, and what it says nothing of.
 
-It commits to the largest activations of a prefill. So it tells another model or type of weights, and nothing of how a
-token was chosen from what the model said. Where its package can be imported, its own code makes the proof that is counted.
+It commits to the largest activations of a prefill. So it tells another model or type of weights,
+and nothing of how a token was chosen from what the model said. Where its package can be imported,
+its own code makes the proof that is counted.
 """
 
 from __future__ import annotations
@@ -19,9 +20,7 @@ BLIND: Final = (
     *("written elsewhere", "copied", "replayed", "wrong prompt", "false reward", "luckier version"),
     *("inflated length", "wrong finish", "made-up log-probabilities", "log-probabilities of zero"),
 )
-"""What is prefilled by the right model has the right activations, whoever chose the prompt and the tokens and whatever is
-said of them.
-"""
+"""Forgers that activations cannot expose: the right model prefilled the tokens they claim."""
 
 
 def toploc() -> dict[str, object]:
@@ -34,7 +33,7 @@ def toploc() -> dict[str, object]:
 
 
 def _proof_bytes() -> int:
-    """Bytes of the proofs of a completion, made by the package itself from activations of SmolLM2's width."""
+    """Return the bytes of a completion's proofs, made by the package itself."""
     torch, package = importlib.import_module("torch"), importlib.import_module("toploc")
     luck = torch.Generator().manual_seed(0)
     rows = torch.randn(_TOKENS, _HIDDEN, generator=luck, dtype=torch.float32).to(torch.bfloat16)

@@ -1,8 +1,9 @@
-"""Sealing and opening a 64 kB group, against the bare cost of msgpack + BLAKE3 + Ed25519 on the same bytes.
+"""Seal and open a 64 kB group, against bare msgpack + BLAKE3 + Ed25519.
 
-The bare side does just what has to be done to the same bytes, with the same libraries and no check: it packs or unpacks
-body and envelope, hashes the body, signs or verifies the same short string. So it signs a hash, as the wire does, which
-costs a sixth of signing 64 kB; the table shows that as well.
+The bare side does just what has to be done to the same bytes, with the same libraries and no check:
+it packs or unpacks body and envelope, hashes the body, signs or verifies the same short string. So
+it signs a hash, as the wire does, which costs a sixth of signing 64 kB; the table shows that as
+well.
 """
 
 from __future__ import annotations

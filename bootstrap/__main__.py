@@ -1,4 +1,4 @@
-"""`python -m bootstrap`: run a seed until told to stop. It shows the address that others need, and what it finds."""
+"""`python -m bootstrap`: run a bootstrap node and print its address and status."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Annotated
 import trio
 import typer
 
-from echo_node import program
 from echo_node.errors import StoreError, boundary
-from echo_node.given import path_for
-from echo_node.keyfile import load_or_create
-from echo_node.net.libp2p import Libp2pNetwork, SwarmSettings, join_swarm
+from echo_node.identity.keyfile import load_or_create
+from echo_node.net.libp2p import Libp2pNetwork, join_swarm
+from echo_node.net.swarm_settings import SwarmSettings
+from echo_node.runtime import exit_codes
+from echo_node.runtime.console import path_for
 from protocol import Identity
 
 SECONDS = 60.0
-"""Between two lines about how it goes."""
+"""Seconds between two status lines."""
 
 
 def seed(
@@ -53,8 +54,9 @@ def seed(
 ) -> None:
     """Run a seed of the network: other nodes find each other through it.
 
-    It keeps the DHT, carries connections for nodes behind NAT and tells newcomers of others. It needs no model and no
-    GPU. Its key is made at the first start; keep a copy, since its address contains it.
+    It serves the DHT, relays connections for nodes behind NAT and tells newcomers of other peers.
+    It needs no model and no GPU. Its key is made at the first start; keep a copy, since its
+    address contains it.
     """
     settings = SwarmSettings(
         listen=tuple(listen),
@@ -62,14 +64,14 @@ def seed(
         book=data / "peers.sqlite",
         lan=lan,
         announce=tuple(announce or ()),
-    ).of_a_seed(public=None if ask else True)
+    ).for_seed(public=None if ask else True)
     with boundary(StoreError, f"making the folder {data}", advice="give another with --data"):
         data.mkdir(parents=True, exist_ok=True)
     trio.run(partial(_run, load_or_create(data / "key"), settings, as_json=as_json))
 
 
 async def _run(identity: Identity, settings: SwarmSettings, *, as_json: bool) -> None:
-    async with program.until_told_to_stop(), join_swarm(identity, settings) as network:
+    async with exit_codes.until_stop_signal(), join_swarm(identity, settings) as network:
         if as_json:
             typer.echo(json.dumps({"peer_id": identity.peer_id, "addresses": network.addresses}))
         else:
@@ -78,20 +80,20 @@ async def _run(identity: Identity, settings: SwarmSettings, *, as_json: bool) ->
                 typer.echo(f"  --seed {address}")
         while True:
             await trio.sleep(SECONDS)
-            typer.echo(_how_it_goes(network, as_json=as_json))
+            typer.echo(_status_line(network, as_json=as_json))
 
 
-def _how_it_goes(network: Libp2pNetwork, *, as_json: bool) -> str:
+def _status_line(network: Libp2pNetwork, *, as_json: bool) -> str:
     peers, muted = len(network.peers()), len(network.mutes())
     if as_json:
         return json.dumps({"peers": peers, "muted": muted, "counts": dict(network.counts())})
-    return f"{peers} peers connected, {muted} muted. {network.reach.one_line()}"
+    return f"{peers} peers connected, {muted} muted. {network.reachability.one_line()}"
 
 
 def main() -> None:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(seed)
-    program.main(app, "bootstrap")
+    exit_codes.main(app, "bootstrap")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Where `echo-node` starts. It loads little, so that even the first Ctrl-C gets its one line."""
+"""Entry point of `echo-node`; imports little, so that an early Ctrl-C prints one line."""
 
 from __future__ import annotations
 
-from echo_node.ctrl_c import ctrl_c_ends_at_once
+from echo_node.runtime.signals import ctrl_c_ends_at_once
 
 
 def main() -> None:
-    """Load the commands and run the one that was asked for."""
+    """Load the commands and run the one on the command line."""
     with ctrl_c_ends_at_once():
-        from echo_node import cli  # noqa: PLC0415 - loading it is what takes the time
+        from echo_node.cli import main as cli  # noqa: PLC0415 - loading it is what takes the time
 
     cli.main()
 

@@ -1,6 +1,6 @@
-"""The one door for configuration: a TOML file, `--set a=b` on top, a checked model out, a resolved copy written back.
+"""Configuration: a TOML file, `--set a=b` on top, validated by pydantic.
 
-The environment is read here and nowhere else.
+The resolved copy is written back. The environment is read here and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from echo_node.errors import ConfigError, boundary
-from echo_node.plain import read_given
+from echo_node.storage.files import read_given
 
 M = TypeVar("M", bound=BaseModel)
 _PROBLEMS = {
@@ -27,11 +27,11 @@ _PROBLEMS = {
     "dict_type": "{name} is a table, and not {given}",
 }
 _MOST_BYTES = 1_000_000
-"""Of a TOML file. A device has no end."""
+"""Most bytes of a TOML file; a device file has no end."""
 
 
 class DemoConfig(BaseModel):
-    """A swarm on one machine, on the embedded model: a seed, a trainer, a verifier and a few samplers, each a process."""
+    """Settings of `echo-node demo`: a swarm on one machine, on the embedded model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -44,28 +44,32 @@ class DemoConfig(BaseModel):
     group_size: int = Field(default=8, ge=2, le=64)
     temperature: float = Field(default=1.0, ge=0.1, le=10.0)
     engine: str = "auto"
-    """The only class of engines that may sample, such as torch/f32. auto: each sampler takes the best that it can run."""
+    """Only this engine class may sample, such as torch/f32. auto: the best that each sampler
+    runs.
+    """
     in_flight: bool = False
-    """Whether new weights go into completions that run."""
+    """Load new weights in the middle of completions."""
     hostile: bool = False
-    """Whether two samplers more take part, who cheat."""
+    """Add two samplers that cheat."""
     in_memory: bool = False
-    """Whether all is one process without a network: a trainer and samplers alone. Sequential runs then repeat exactly."""
+    """One process without a network, only trainer and samplers. Sequential runs then repeat
+    exactly.
+    """
     algorithm: dict[str, int | float | str] = Field(default_factory=dict)
-    """Numbers of the algorithm that differ from their defaults, by name."""
+    """Settings of the algorithm that differ from their defaults, by name."""
 
 
 def load_config(model: type[M], file: Path | None = None, overrides: Sequence[str] = (), **given: Any) -> M:
-    """What the person asked for: the file, then `name=value` words, then what was given by flags."""
-    told: dict[str, Any] = {}
+    """Load a model from the file, then `name=value` overrides, then flags."""
+    values: dict[str, Any] = {}
     if file is not None:
         with boundary(ConfigError, f"reading {file}", advice="it must be a TOML file"):
-            told = tomllib.loads(_text(file))
+            values = tomllib.loads(_text(file))
     for word in overrides:
-        _set(told, word)
-    told |= {name: value for name, value in given.items() if value is not None}
+        _set(values, word)
+    values |= {name: value for name, value in given.items() if value is not None}
     try:
-        return model.model_validate(told)
+        return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
@@ -77,7 +81,7 @@ def load_config(model: type[M], file: Path | None = None, overrides: Sequence[st
 
 
 def write_resolved(config: BaseModel, file: Path) -> None:
-    """The configuration as it was used, in TOML, beside what it produced."""
+    """Write the resolved configuration as TOML."""
     lines, tables = [], []
     for name, value in config.model_dump().items():
         if isinstance(value, dict):
@@ -88,7 +92,10 @@ def write_resolved(config: BaseModel, file: Path) -> None:
 
 
 def home() -> Path:
-    """The person's own folder. An empty variable says nothing; and a container may run as a user whom no list has."""
+    """Return the home folder: HOME, or the user database where HOME is empty.
+
+    A container may run as a user that the database lacks.
+    """
     try:
         return Path(os.environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
@@ -98,38 +105,42 @@ def home() -> Path:
 
 
 def state_home() -> Path:
-    """Where a node keeps its key and its work, unless the person says otherwise (XDG base directories)."""
-    told = os.environ.get("XDG_STATE_HOME", "")
-    place = Path(told) if Path(told).is_absolute() else home() / ".local" / "state"
+    """Return the default state folder (XDG base directories)."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    place = Path(base) if Path(base).is_absolute() else home() / ".local" / "state"
     return place / "echo-node"
 
 
 def one_thread_environment() -> dict[str, str]:
-    """The environment of a process that shares the cores with several others: pools of threads on the same cores collapse."""
+    """Return an environment with one OpenMP thread.
+
+    For processes that share the cores: several thread pools on the same cores slow each other
+    down.
+    """
     return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
 def config_home() -> Path:
-    """Where programs keep what a person has set up, such as services (XDG base directories)."""
-    told = os.environ.get("XDG_CONFIG_HOME", "")
-    return Path(told) if Path(told).is_absolute() else home() / ".config"
+    """Return the folder of configuration files, such as services (XDG base directories)."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    return Path(base) if Path(base).is_absolute() else home() / ".config"
 
 
 def no_color() -> bool:
-    """Whether the person has asked for no colours (https://no-color.org)."""
+    """Return whether NO_COLOR is set (https://no-color.org)."""
     return bool(os.environ.get("NO_COLOR"))
 
 
 def _text(file: Path) -> str:
-    """The file, with or without the mark that some editors put in front."""
+    """Read a UTF-8 file, with or without a byte order mark."""
     data = read_given(file, _MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
-        raise ConfigError(f"{file} is too long for settings", advice="is it the file that you mean?")
+        raise ConfigError(f"{file} is too long for settings", advice="is it the right file?")
     return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig").read()
 
 
 def _known(model: type[BaseModel], tables: Sequence[int | str]) -> str:
-    """What a person may write there."""
+    """List the settings of the table in which the problem is."""
     for table in tables:
         field = model.model_fields.get(str(table))
         inner = field.annotation if field is not None else None
@@ -140,11 +151,11 @@ def _known(model: type[BaseModel], tables: Sequence[int | str]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """A plain value, or a quoted key. TOML is JSON here, but for the one character that JSON leaves as it is."""
+    """Format a plain value or a quoted key: TOML is JSON here, except for U+007F."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _set(told: dict[str, Any], word: str) -> None:
+def _set(table: dict[str, Any], word: str) -> None:
     path, equals, text = word.partition("=")
     if not equals or not path:
         raise ConfigError(
@@ -152,16 +163,16 @@ def _set(told: dict[str, Any], word: str) -> None:
             advice="such as steps=5; table.name=5 for what is in a table",
         )
     with boundary(ConfigError, f"reading --set {word!r}", advice="write it in UTF-8"):
-        word.encode()  # half a character is in nobody's alphabet
+        word.encode()  # an unpaired surrogate cannot be written to a file
     try:
         (value,) = tomllib.loads(f"value = {text}").values()
     except (ValueError, RecursionError):  # not TOML, or a number or nesting without end
         value = text
     *tables, name = path.split(".")
-    for table in tables:
-        told = told.setdefault(table, {})
-        if not isinstance(told, dict):
+    for key in tables:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
             raise ConfigError(
-                f"--set {word}: {table} is a value, not a table", advice=f"write {table}=… for all of it"
+                f"--set {word}: {key} is a value, not a table", advice=f"write {key}=… for all of it"
             )
-    told[name] = value
+    table[name] = value

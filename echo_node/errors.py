@@ -1,16 +1,15 @@
-"""Who failed. Every error that leaves a room is one of these:
+"""Error types, named after who failed.
 
     EchoError           something failed, and the leaf says who
     ├── PeerError       another node lied, broke the protocol or went away
     ├── EngineError     the process that generates and scores
-    ├── ContractError   the plug-in that sets prompts and rewards
-    ├── ConfigError     what the person wrote: a flag, a file, a link
-    ├── StoreError      this machine's disk, or what is on it
-    └── DefectError     ourselves: a bug, worth a report
+    ├── ContractError   the plug-in that makes prompts and rewards
+    ├── ConfigError     the user's input: a flag, a file, a link
+    ├── StoreError      this machine's disk, or the data on it
+    └── DefectError     a bug in echo-node, worth a report
 
 The text says what was being done and what went wrong; `advice` says what to do next. Errors of
 other libraries become one of these in `boundary`, the only place that catches `Exception`.
-This module knows nothing of who raises and who shows.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LONGEST = 600  # characters of one error: a peer may choose the text that ends up in it
+LONGEST = 600
+"""Most characters of one error; peers may choose its text."""
 _PANIC = "PanicException"
-"""What libraries in Rust raise where they did not expect their input. It is no `Exception`, and would end the program."""
+"""Raised by Rust libraries on unexpected input. It is no `Exception`, and would end the program."""
 _SPEAKS_IN_SENTENCES = frozenset({"protocol", "tomllib", "multiaddr"})
-"""Packages whose errors say all in their text, so that the name of a class adds nothing for a person."""
+"""Packages whose errors are complete sentences, without the name of the exception's class."""
 
 
 class EchoError(Exception):
-    """The root: catch it to catch whatever this program can explain."""
+    """Base of every error that this program can explain."""
 
     def __init__(self, what: str, *, advice: str = "") -> None:
         super().__init__(what)
@@ -50,27 +50,27 @@ class EngineError(EchoError):
 
 
 class ContractError(EchoError):
-    """The plug-in that sets prompts and rewards failed."""
+    """The plug-in that makes prompts and rewards failed."""
 
 
 class ConfigError(EchoError):
-    """What the person wrote cannot be used as it stands."""
+    """The user's input cannot be used as it is."""
 
 
 class StoreError(EchoError):
-    """This machine's disk, or what is on it, cannot be used."""
+    """This machine's disk, or the data on it, cannot be used."""
 
 
 class DefectError(EchoError):
-    """A bug of ours."""
+    """A bug in echo-node."""
 
 
 @contextmanager
 def boundary(failed: type[EchoError], doing: str, *, advice: str = "") -> Iterator[None]:
-    """Whatever escapes from the block is `failed`'s fault, and happened while `doing`.
+    """Turn every exception of the block into `failed`, with `doing` as its context.
 
-    What already names its culprit passes through unchanged, and so do trio's `Cancelled`,
-    `KeyboardInterrupt` and `SystemExit`, which are no failures.
+    An `EchoError` passes through unchanged, and so do trio's `Cancelled`, `KeyboardInterrupt` and
+    `SystemExit`, which are no failures.
     """
     try:
         yield
@@ -87,14 +87,14 @@ def boundary(failed: type[EchoError], doing: str, *, advice: str = "") -> Iterat
 
 
 def looking_at(
-    named: Path | str, *, advice: str = "is its name right, and may you read it?"
+    named: Path | str, *, advice: str = "check its name and its permissions"
 ) -> AbstractContextManager[None]:
-    """A look at a path that a person wrote: it may be too long for a name, or not theirs to see."""
+    """Guard access to a path that the user gave: it may be too long, or not readable."""
     return boundary(ConfigError, f"looking at {named}", advice=advice)
 
 
 def one_line(text: str) -> str:
-    """The text as one printable line of bounded length, whoever chose its characters."""
+    """Return the text as one printable line of at most `LONGEST` characters."""
     plain = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[: LONGEST + 1])
     return plain if len(plain) <= LONGEST else plain[: LONGEST - 1] + "…"
 
@@ -111,7 +111,7 @@ def _reason(cause: Exception, doing: str, failed: type[EchoError]) -> str:
         file = "" if cause.filename is None else str(cause.filename)
         return cause.strerror if not file or file in doing else f"{cause.strerror}: {file}"
     if isinstance(cause, UnicodeDecodeError):
-        return "it is no text in UTF-8"
+        return "it is not UTF-8 text"
     if isinstance(cause, RecursionError):
         return "it is nested too deeply"
     if text and type(cause).__module__.partition(".")[0] in _SPEAKS_IN_SENTENCES:

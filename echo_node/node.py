@@ -1,7 +1,10 @@
-"""One node: an identity, a place in a swarm, and a role in a run. Here the rooms are put together, and nowhere else.
+"""Composition root: one node with an identity, a network and a role in a run.
 
-A node knows how to get onto a network (`join`, such as a swarm's own method) and owns every task of its role: leaving
-`sample` or `train` ends them all.
+    sample   engine -> SamplerLoop -> outbox; the puller follows the weights chain
+    verify   VerifierLoop with a torch engine -> signed verdicts, ledger
+    train    Standby until elected -> TrainerLoop -> Publisher -> WeightsSeeder
+
+A role owns its tasks: leaving `sample`, `verify` or `train` ends them all.
 """
 
 from __future__ import annotations
@@ -17,65 +20,88 @@ from contextlib import (
     asynccontextmanager,
     nullcontext,
 )
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import trio
 
 from echo_node import __version__
-from echo_node.admission import Admitted
-from echo_node.allowance import EVERYTHING, Allowance
-from echo_node.attesting import attest, into_ledger
+from echo_node.credit.ledger import Entry, Ledger
+from echo_node.credit.statement_server import ledger_sums, serve_statements
+from echo_node.election.elector import VoteLog
+from echo_node.election.leader_monitor import LeaderMonitor
 from echo_node.engine.base import Engine
-from echo_node.engine.kinds import EngineSpec, best_class
-from echo_node.engine.worker import WorkerEngine
+from echo_node.engine.engine_classes import EngineSpec, best_class
+from echo_node.engine.worker.client import WorkerEngine
 from echo_node.errors import ConfigError
-from echo_node.introducing import introduce
-from echo_node.ledger import Entry, Ledger
-from echo_node.metrics import Rate, Records
 from echo_node.net.base import Mute, Network
-from echo_node.net.meeting.company import SEVERAL, Company
+from echo_node.net.discovery.role_peers import SEVERAL, RolePeers
 from echo_node.net.outbox.outbox import Outbox, open_outbox
-from echo_node.net.throttle import Throttle, Uplink
-from echo_node.pausing import Gate
-from echo_node.records import RecordsFile, read_records
-from echo_node.run import Run, read_model
-from echo_node.sampler.crediting import open_crediting
+from echo_node.net.rate_limit import Throttle, UploadLimit
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.manifest_exchange import serve_manifest
+from echo_node.runs.run import Run, read_model
+from echo_node.runtime.pause_gate import PauseGate
+from echo_node.runtime.reputation import PeerReputation, Reputations
+from echo_node.runtime.resource_limits import EVERYTHING, ResourceLimits
+from echo_node.runtime.threads import run_abandonable
+from echo_node.sampler.ledger_sync import open_ledger_sync
 from echo_node.sampler.loop import SamplerLoop
-from echo_node.terms.voting import VoteBox
-from echo_node.terms.watching import Watch
-from echo_node.threads import run_abandonable
+from echo_node.telemetry.exporters import open_writer
+from echo_node.telemetry.metrics import Rate, Records
+from echo_node.telemetry.step_db import StepDb, read_records
 from echo_node.verifier.loop import VerifierLoop
-from echo_node.verifier.twice import Twice
-from echo_node.weights.handing import Handing
-from echo_node.weights.opening import open_store
-from echo_node.weights.papers import write_papers
-from echo_node.weights.publish import Publisher
-from echo_node.weights.pull import Puller
-from echo_node.weights.state import layout_of
+from echo_node.verifier.recheck import Recheck
+from echo_node.weights.engine_sync import EngineSync
+from echo_node.weights.open_store import open_store
+from echo_node.weights.publisher import Publisher
+from echo_node.weights.puller import Puller
 from echo_node.weights.store import WeightsStore
-from echo_node.writers import open_writer
+from echo_node.weights.store_metadata import write_metadata
+from echo_node.weights.tensors import layout_of
 from protocol import Identity, Manifest, Opened, Verdict, peer_id, topics
 
 if TYPE_CHECKING:
-    from echo_node.trainer.ranks import Ranks
+    from echo_node.trainer.distributed import Ranks
     from echo_node.trainer.step import TrainStep
 
 MOST_ROWS: Final = 128
-"""Completions that an engine draws at once."""
+"""Completions that an engine samples at once."""
 OPEN: Final = "open"
-"""A file in a trainer's folder of a run: while it is there, anybody may find the run."""
+"""File in a trainer's folder of a run; while it exists, the run is listed as open."""
 MOST_PEERS: Final = 500
-"""That a picture of the swarm has."""
+"""Peers that one report of the swarm lists."""
 Joining = Callable[[Identity], AbstractAsyncContextManager[Network]]
 
 
-class Node:
-    """A peer of a run. `luck` gives the random bytes of heads, for a trainer.
+@dataclass(frozen=True, slots=True)
+class RoleReport:
+    """What a running role reports of itself."""
 
-    With a `folder`, what the node holds is there, and it goes on from it after a restart; without one it is gone afterwards.
-    `spread` is how a trainer that asks shares out a batch: evenly, which repeats exactly, or by the speed that it measures.
-    While the `gate` is closed, its role begins nothing. `ranks` are the processes that a trainer computes in, if it is not this one.
+    role: str = "peer"
+    status: Callable[[], Mapping[str, Any]] = dict
+    """Current figures as plain values."""
+    tokens: Rate = field(default_factory=Rate)
+    """Tokens sampled or admitted per second."""
+    verdicts: Counter[str] = field(default_factory=Counter)
+    """A verifier's verdicts, by result."""
+    reputation: PeerReputation = field(default_factory=Reputations)
+    """The role's mute rules, beside those of the network."""
+    members: Callable[[], Mapping[bytes, Mapping[str, Any]]] = dict
+    """The samplers in the roster, with what is known of each."""
+
+
+class Node:
+    """A peer of a run.
+
+    join    opens the network with this node's key, such as `MemorySwarm.join`
+    luck    random bytes of the next head, for a trainer
+    folder  where the node's state is kept; without one it is lost at the end
+    spread  how a sequential trainer splits a batch: "even" repeats exactly, "speed" measures
+    gate    pauses the role while it is closed
+    ranks   the torchrun processes of a trainer, if it has several
     """
 
     def __init__(
@@ -87,8 +113,8 @@ class Node:
         luck: Callable[[], bytes] = lambda: secrets.token_bytes(32),
         folder: Path | None = None,
         spread: Literal["even", "speed"] = "even",
-        gate: Gate | None = None,
-        allowance: Allowance = EVERYTHING,
+        gate: PauseGate | None = None,
+        allowance: ResourceLimits = EVERYTHING,
         ranks: Ranks | None = None,
     ) -> None:
         self._run = run
@@ -97,28 +123,33 @@ class Node:
         self._luck = luck
         self._folder = folder
         self._spread = spread
-        self._gate = gate or Gate()
+        self._gate = gate or PauseGate()
         self._allowance = allowance
         self._ranks = ranks
-        self._uplink = Uplink(allowance.up)
+        self._uplink = UploadLimit(allowance.up)
         self._downlink = Throttle(allowance.down)
-        self.tokens = Rate()
-        """Tokens generated or admitted, by the second."""
-        self.verdicts: Counter[str] = Counter()
-        """What groups were found to be, for a verifier."""
-        self.status: Callable[[], Mapping[str, Any]] = dict
-        """How it goes, in plain numbers; nothing before the role has begun."""
-        self.unheard: Callable[[], Mapping[bytes, Mute]] = dict
-        """Peers that the network hears and the role does not, for now."""
-        self._role = "peer"
-        self._members: Callable[[], Mapping[bytes, Mapping[str, Any]]] = dict
-        """The samplers that this node knows of, with what it knows of them."""
+        self._report = RoleReport()
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the role's figures as plain values; empty before the role has begun."""
+        return self._report.status()
+
+    @property
+    def tokens(self) -> Rate:
+        """Tokens sampled or admitted per second."""
+        return self._report.tokens
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        """A verifier's verdicts, by result."""
+        return self._report.verdicts
 
     def swarm(self, network: Network) -> list[dict[str, Any]]:
-        """Whom this node knows of the run: itself, who is named in the manifest, its samplers, and who is connected."""
-        told, members, connected, mutes = self._run.told, self._members(), network.peers(), network.mutes()
-        roles = dict.fromkeys(members, "sampler") | {self._identity.public: self._role}
-        roles |= dict.fromkeys(told.verifiers, "verifier") | dict.fromkeys(told.trainers, "trainer")
+        """List the peers of the run: this node, the manifest's keys, samplers, connections."""
+        manifest, members = self._run.manifest, self._report.members()
+        connected, mutes = network.peers(), self.mutes(network)
+        roles = dict.fromkeys(members, "sampler") | {self._identity.public: self._report.role}
+        roles |= dict.fromkeys(manifest.verifiers, "verifier") | dict.fromkeys(manifest.trainers, "trainer")
         return [
             {
                 "peer_id": peer_id(key),
@@ -131,14 +162,18 @@ class Node:
             for key in sorted({self._identity.public, *roles, *connected, *mutes})[:MOST_PEERS]
         ]
 
+    def mutes(self, network: Network) -> Mapping[bytes, Mute]:
+        """Return all peers that are muted now, by the role or by the network."""
+        return {**self._report.reputation.mutes(), **network.mutes()}
+
     @property
     def peer_id(self) -> str:
         return self._identity.peer_id
 
     @property
-    def told(self) -> Manifest:
-        """What the run's manifest says."""
-        return self._run.told
+    def manifest(self) -> Manifest:
+        """The run's manifest."""
+        return self._run.manifest
 
     async def sample(
         self,
@@ -148,22 +183,23 @@ class Node:
         engine_class: str | None = None,
         threads: int | None = None,
     ) -> None:
-        """Be a sampler until cancelled. Without an engine one is started in a process of its own: of the class that is
-        named, or the best that the run allows.
+        """Run as a sampler until cancelled.
+
+        Without an engine, one is started in its own process: of the class named, or the fastest
+        that the run allows.
         """
-        self._role = "sampler"
         chosen_class = engine_class or (self.best_class() if engine is None else "")
         async with (
-            self._worker(chosen_class, slots_per_call * self._run.told.sampling.group_size, threads)
+            self._worker(chosen_class, slots_per_call * self._run.manifest.sampling.group_size, threads)
             if engine is None
             else nullcontext(engine) as chosen,
             self._join(self._identity) as network,
             self._store(network) as store,
             self._outbox() as outbox,
-            open_crediting(self._folder, self._run, self._identity) as crediting,
+            open_ledger_sync(self._folder, self._run, self._identity) as ledger_sync,
         ):
             puller = self._puller(network, store)
-            watch = Watch(network, puller.hearing, self._run.told.terms)
+            watch = LeaderMonitor(network, puller.chain, self._run.manifest.terms)
             loop = SamplerLoop(
                 self._run,
                 network,
@@ -175,68 +211,74 @@ class Node:
                 agent=f"echo-node/{__version__}",
                 lease=watch.lease,
                 gate=self._gate,
-                crediting=crediting,
+                ledger_sync=ledger_sync,
             )
-            self.tokens = loop.tokens
-            self.status = lambda: {**loop.status(), "clock": watch.clock}
-            async with watch.work(), self._company(network, "sampler", needed=("trainer", "verifier")):
+            self._report = RoleReport(
+                "sampler", lambda: {**loop.status(), "clock": watch.clock}, tokens=loop.tokens
+            )
+            async with watch.work(), self._in_role(network, "sampler", needed=("trainer", "verifier")):
                 await loop.work()
 
     async def verify(
         self, *, engine: Engine | None = None, threads: int | None = None, ledger: Ledger | None = None
     ) -> None:
-        """Be a verifier until cancelled: the run must name this node's key as one. Without an engine, torch in float32 is started.
+        """Run as a verifier until cancelled; the manifest must name this node's key.
 
-        What was found is written down in the ledger.
+        Without an engine, torch/f32 is started. Verdicts are recorded in the ledger.
         """
-        if self._identity.public not in self._run.told.verifiers:
+        if self._identity.public not in self._run.manifest.verifiers:
             raise ConfigError("this key is none of the run's verifiers", advice="its author must name it")
         async with (
-            self._worker("torch/f32", self._run.told.sampling.group_size, threads)
+            self._worker("torch/f32", self._run.manifest.sampling.group_size, threads)
             if engine is None
-            else nullcontext(engine) as judge,
+            else nullcontext(engine) as scoring_engine,
             self._join(self._identity) as network,
             self._store(network) as store,
         ):
 
-            def note(admitted: Admitted, verdict: Opened[Verdict]) -> None:
-                head = store.find(admitted.group.message.heads[0])
+            def record(group: RolloutRecord, verdict: Opened[Verdict]) -> None:
+                head = store.find(group.message.heads[0])
                 if ledger is not None and head is not None:
-                    ledger.verdict(verdict, Entry.of(admitted.group, head.message.version))
+                    ledger.verdict(verdict, Entry.of(group.opened, head.message.version))
 
             puller = self._puller(network, store)
             loop = VerifierLoop(
                 self._run,
                 network,
                 self._identity,
-                judge,
+                scoring_engine,
                 puller,
-                told=note,
+                on_verdict=record,
                 gate=self._gate,
-                condemned=self._condemned,
+                evidence_folder=self._evidence_folder,
             )
-            self.verdicts = loop.results
-            with tempfile.TemporaryDirectory(prefix="echo-votes-") as passing:
-                box = VoteBox((self._folder or Path(passing)) / "votes", self._identity, self._run.id)
-                watch = Watch(network, puller.hearing, self._run.told.terms, box=box, held=lambda: store.tip)
-                self.status = lambda: {
-                    "version": _version_of(store),
-                    "verdicts": dict(sorted(loop.results.items())),
-                    "paused": list(self._gate.reasons),
-                    "clock": watch.clock,
-                }
-                attesting = (
+            with tempfile.TemporaryDirectory(prefix="echo-votes-") as temporary:
+                votes = VoteLog((self._folder or Path(temporary)) / "votes", self._identity, self._run.id)
+                watch = LeaderMonitor(
+                    network, puller.chain, self._run.manifest.terms, votes=votes, held=lambda: store.tip
+                )
+                self._report = RoleReport(
+                    "verifier",
+                    lambda: {
+                        "version": _version_of(store),
+                        "verdicts": dict(sorted(loop.results.items())),
+                        "paused": list(self._gate.reasons),
+                        "clock": watch.clock,
+                    },
+                    verdicts=loop.results,
+                )
+                statements = (
                     nullcontext()
                     if ledger is None
-                    else attest(
+                    else serve_statements(
                         network,
                         self._identity,
                         self._run.id,
-                        into_ledger(ledger, network.public, self._run.id),
+                        ledger_sums(ledger, network.public, self._run.id),
                     )
                 )
-                with attesting:
-                    async with watch.work(), self._company(network, "verifier", needed=("trainer",)):
+                with statements:
+                    async with watch.work(), self._in_role(network, "verifier", needed=("trainer",)):
                         await loop.work()
 
     async def train(
@@ -253,20 +295,19 @@ class Node:
         early: bool = False,
         linger: float = 0.0,
     ) -> None:
-        """Be a trainer of the run, until it has had so many steps in all: lead it, or stand by until nobody else does.
+        """Run as a trainer until the run has had `steps` steps: lead, or stand by for the leader.
 
-        Where too few electors are named for that to happen by itself, `promote` is the operator's word for it.
-
-        With a folder (the node's own, if no other is given) weights, journal, checkpoints and records are there, and a trainer
-        that is started on it again goes on where the one before ended, however that was. `writers` are names of `echo_node.writers`,
-        `early` and `linger` those of `TrainerLoop.work`.
+        Weights, journal, checkpoints and records are in `folder` (by default the node's own), from
+        which a restart recovers. `promote` is the operator's decision to lead where there are too
+        few electors for an election. `writers` are names of `echo_node.telemetry.exporters`;
+        `early` and `linger` are those of `TrainerLoop.work`.
         """
         from echo_node.trainer.journal import open_journal  # noqa: PLC0415
-        from echo_node.trainer.loop import TrainerLoop  # noqa: PLC0415 - it needs torch, which a sampler may lack
-        from echo_node.trainer.resuming import CHECKPOINT_EVERY  # noqa: PLC0415
-        from echo_node.trainer.spreading import BySpeed  # noqa: PLC0415
+        from echo_node.trainer.loop import TrainerLoop  # noqa: PLC0415 - torch, which a sampler may lack
+        from echo_node.trainer.recovery import CHECKPOINT_EVERY  # noqa: PLC0415
         from echo_node.trainer.standby import Standby  # noqa: PLC0415
-        from echo_node.trainer.verdicts import VerdictPolicy  # noqa: PLC0415
+        from echo_node.trainer.verdict_policy import VerdictPolicy  # noqa: PLC0415
+        from echo_node.trainer.work_split import SpeedSplit  # noqa: PLC0415
 
         layout = layout_of(read_model(self._run.folder))
         async with AsyncExitStack() as stack:
@@ -275,7 +316,9 @@ class Node:
             if place is None:
                 place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-trainer-")))
             else:
-                await trio.to_thread.run_sync(write_papers, place / "weights", self._run.manifest, layout)
+                await trio.to_thread.run_sync(
+                    write_metadata, place / "weights", self._run.sealed_manifest, layout
+                )
             store = stack.enter_context(
                 WeightsStore.open(place / "weights", self._run.rules, layout)
                 if kept
@@ -286,9 +329,9 @@ class Node:
             )
             if kept:
                 records.recall(read_records(place / "records.sqlite"))
-                stack.enter_context(records.writing_to(RecordsFile(place / "records.sqlite")))
+                stack.enter_context(records.writing_to(StepDb(place / "records.sqlite")))
             for name in writers:
-                writer = open_writer(name, self._run.id.hex()[:16], place)
+                writer = await run_abandonable(partial(open_writer, name, self._run.id.hex()[:16], place))
                 stack.enter_context(records.writing_to(writer))
             network = await stack.enter_async_context(self._join(self._identity))
             standby = Standby(
@@ -301,17 +344,20 @@ class Node:
                 uplink=self._uplink,
                 downlink=self._downlink,
             )
-            self.status = lambda: {
-                "version": _version_of(store),
-                "held": store.tip.message.version if store.tip else None,  # from which it could go on
-                "leading": False,
-                "clock": standby.clock,
-            }
+            self._report = RoleReport(
+                "trainer",
+                lambda: {
+                    "version": _version_of(store),
+                    "held": store.tip.message.version if store.tip else None,
+                    "leading": False,
+                    "clock": standby.clock,
+                },
+            )
             if promote:
                 standby.promote()
 
             async def lead() -> None:
-                async with self._step(threads) as step, self._own_look(store, threads) as look:
+                async with self._step(threads) as step, self._own_check(store, threads) as check:
                     loop = TrainerLoop(
                         self._run,
                         network,
@@ -320,104 +366,112 @@ class Node:
                         publisher=Publisher(store, self._identity, luck=self._luck),
                         records=records,
                         journal=journal,
-                        policy=VerdictPolicy(self._run, self._identity, check=look),
+                        policy=VerdictPolicy(self._run, self._identity, check=check),
                         checkpoints=place / "checkpoints" if kept else None,
                         checkpoint_every=checkpoint_every or CHECKPOINT_EVERY,
-                        spread=BySpeed() if self._spread == "speed" else None,
+                        spread=SpeedSplit() if self._spread == "speed" else None,
                         gate=self._gate,
                         uplink=self._uplink,
                     )
-                    self.tokens = loop.tokens
-                    self.status = lambda: {**loop.status(), "leading": True}
-                    self.unheard = loop.unheard
-                    self._members = loop.members
+                    self._report = RoleReport(
+                        "trainer",
+                        lambda: {**loop.status(), "leading": True},
+                        tokens=loop.tokens,
+                        reputation=loop.reputation,
+                        members=loop.members,
+                    )
                     await loop.work(steps, first_samplers=first_samplers, early=early, linger=linger)
 
-            stack.enter_context(attest(network, self._identity, self._run.id, journal.sums))
-            await stack.enter_async_context(self._company(network, "trainer", needed=("trainer", "verifier")))
+            stack.enter_context(serve_statements(network, self._identity, self._run.id, journal.sums))
+            await stack.enter_async_context(self._in_role(network, "trainer", needed=("trainer", "verifier")))
             await standby.take_turns(lead)
 
     @asynccontextmanager
     async def _step(self, threads: int) -> AsyncGenerator[TrainStep]:
-        """The policy in training. Under torchrun it is spread over the ranks, of which this is the first."""
-        from echo_node.trainer.ranks import Ranks  # noqa: PLC0415 - it needs torch, which a sampler may lack
-        from echo_node.trainer.settings import training_settings  # noqa: PLC0415
+        """Open the optimiser step; under torchrun it is sharded, and this process is rank 0."""
+        from echo_node.runs.algorithm import training_settings  # noqa: PLC0415
+        from echo_node.trainer.distributed import Ranks  # noqa: PLC0415 - torch, which a sampler may lack
 
-        settings = training_settings(self._run.told).step
+        settings = training_settings(self._run.manifest).step
         opening = (self._ranks or Ranks()).open_step(
             self._run.folder, settings, threads=threads, device=self._allowance.device
         )
         step = await run_abandonable(opening.__enter__)
         with ExitStack() as stack:
-            stack.push(opening.__exit__)  # it sees how the block ended, as if it had been entered here
+            stack.push(opening.__exit__)  # as if it had been entered here, not in a thread
             yield step
 
     @asynccontextmanager
-    async def _own_look(
+    async def _own_check(
         self, store: WeightsStore, threads: int
-    ) -> AsyncGenerator[Callable[[Admitted], str | None] | None]:
-        """How the trainer looks at groups itself, where the run says that it does: by a verifier's judge."""
-        told = self._run.told.verification
-        if told.policy != "self" or told.share <= 0:
+    ) -> AsyncGenerator[Callable[[RolloutRecord], str | None] | None]:
+        """Yield the trainer's own replay check of a group, under the verdict policy `self`."""
+        verification = self._run.manifest.verification
+        if verification.policy != "self" or verification.share <= 0:
             yield None
             return
         async with self._worker("torch/f32", 1, threads) as engine:
-            judge = Twice(self._run, Handing(store, engine), self._condemned)
+            recheck = Recheck(self._run, EngineSync(store, engine), self._evidence_folder)
 
-            def look(admitted: Admitted) -> str | None:
-                finding = judge.judge(admitted)
+            def check(group: RolloutRecord) -> str | None:
+                finding = recheck.check(group)
                 breach = finding.breach if finding else None
                 return breach.reason if breach and breach.sure else None
 
-            yield look
+            yield check
 
     @property
-    def _condemned(self) -> Path | None:
-        """Where it is kept what was found of dishonest groups."""
+    def _evidence_folder(self) -> Path | None:
+        """Folder of the evidence on dishonest groups."""
         return self._folder / "condemned" if self._folder else None
 
     @asynccontextmanager
     async def _store(self, network: Network) -> AsyncGenerator[WeightsStore]:
-        """The weights that this node follows."""
+        """Open the weights store of the run."""
         folder = self._folder / "weights" if self._folder else None
         async with open_store(
-            folder, self._run.rules, network, model=self._run.folder, manifest=self._run.manifest
+            folder, self._run.rules, network, model=self._run.folder, manifest=self._run.sealed_manifest
         ) as store:
             yield store
 
     def _puller(self, network: Network, store: WeightsStore) -> Puller:
-        """Weights in and out, no faster than is allowed."""
+        """Return a puller within the node's bandwidth limits."""
         return Puller(
             network,
             store,
             uplink=self._uplink,
             downlink=self._downlink,
             files=self._run.files(),
-            versions=self._run.told.sync.staleness + 2,
+            versions=self._run.manifest.sync.staleness + 2,
         )
 
     @asynccontextmanager
     async def _outbox(self) -> AsyncGenerator[Outbox]:
-        """What must arrive."""
-        with tempfile.TemporaryDirectory(prefix="echo-outbox-") as passing:
-            async with open_outbox((self._folder or Path(passing)) / "outbox.sqlite") as outbox:
+        """Open the outbox of groups that are not acknowledged yet."""
+        with tempfile.TemporaryDirectory(prefix="echo-outbox-") as temporary:
+            async with open_outbox((self._folder or Path(temporary)) / "outbox.sqlite") as outbox:
                 yield outbox
 
     def best_class(self) -> str:
-        """The fastest engine of this machine that the run allows."""
-        return best_class({tolerance.engine for tolerance in self._run.told.engines}, self._allowance.device)
+        """Return the fastest engine class of this machine that the run allows."""
+        return best_class(
+            {tolerance.engine for tolerance in self._run.manifest.engines}, self._allowance.device
+        )
 
     @asynccontextmanager
-    async def _company(self, network: Network, role: str, needed: Iterable[str]) -> AsyncGenerator[None]:
-        """Be found in a role, introduce newcomers, and keep a way to those that it works with, as long as the block lasts."""
+    async def _in_role(self, network: Network, role: str, needed: Iterable[str]) -> AsyncGenerator[None]:
+        """Announce the role, serve the manifest, and stay connected to the roles it needs."""
         keys = {topics.role_key(self._run.id, each): SEVERAL for each in needed}
-        company = Company(network, announced=[topics.role_key(self._run.id, role)], needed=keys)
+        role_peers = RolePeers(network, announced=[topics.role_key(self._run.id, role)], needed=keys)
 
         def is_open() -> bool:
             return role == "trainer" and self._folder is not None and (self._folder / OPEN).exists()
 
-        async with introduce(network, self._run.manifest, is_open), trio.open_nursery() as nursery:
-            nursery.start_soon(company.keep)
+        async with (
+            serve_manifest(network, self._run.sealed_manifest, is_open),
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(role_peers.run)
             yield
             nursery.cancel_scope.cancel()
 
@@ -425,7 +479,7 @@ class Node:
     async def _worker(
         self, engine_class: str, completions: int, threads: int | None
     ) -> AsyncGenerator[Engine]:
-        """An engine in a process of its own, for as long as the block lasts."""
+        """Start an engine in its own process, and close it at the end."""
         rows = max(1, min(MOST_ROWS, completions))
         spec = EngineSpec(
             engine_class, self._run.folder, device=self._allowance.device, rows=rows, threads=threads

@@ -1,4 +1,4 @@
-"""A whole swarm in one process: one trainer, two samplers, the in-memory network, the embedded model.
+"""A whole swarm in one process: one trainer, two samplers, the embedded model.
 
 python examples/one_process.py [STEPS]
 """
@@ -7,12 +7,12 @@ import sys
 
 import trio
 
-from echo_node import embedded
 from echo_node.contract import load
-from echo_node.metrics import Records
+from echo_node.models import embedded
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
-from echo_node.run import Run, draft
+from echo_node.runs.run import Run, draft
+from echo_node.telemetry.metrics import Records
 from protocol import Identity
 from protocol.manifest import Sampling, Sync
 

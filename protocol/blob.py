@@ -1,7 +1,7 @@
-"""Blobs by their hash: who holds which, slices of them over a stream, and a door of its own for the large ones.
+"""Blob exchange: want-lists, slices over a stream, and a bulk port for large ones.
 
-The types are questions and answers between two nodes that know each other's keys from their connection, so none is
-sealed: what answers them is proven by the hashes that were asked for. It knows nothing of what blobs hold.
+These are questions and answers between two nodes that know each other's keys from their connection,
+so none is sealed: the answers are proven by the hashes that were asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protocol.wire import encode, of, record, row
 
 @record
 class BlobWants:
-    """Which of these do you hold? Ids in a row."""
+    """Question which of these blobs the peer holds: concatenated ids."""
 
     LIMIT: ClassVar[int] = limits.SLICES_BYTES
 
@@ -34,7 +34,7 @@ class BlobWants:
 
 @record
 class BlobHoldings:
-    """For each blob of a want-list, in its order: how many bytes it has, or none if it is not held."""
+    """Size of each blob of a want-list, in its order; None where it is not held."""
 
     LIMIT: ClassVar[int] = limits.SMALL_BYTES
 
@@ -43,7 +43,7 @@ class BlobHoldings:
 
 @row
 class Slice:
-    """Some bytes of a blob."""
+    """Byte range of a blob."""
 
     blob: Digest
     offset: Counter
@@ -61,7 +61,7 @@ def _check_total(slices: tuple[Slice, ...], most: int) -> None:
 
 @record
 class BlobRead:
-    """Send these bytes on this stream, one slice after the other and nothing else."""
+    """Request to send these slices on this stream, one after the other."""
 
     LIMIT: ClassVar[int] = limits.SLICES_BYTES
 
@@ -73,7 +73,7 @@ class BlobRead:
 
 @record
 class BulkAsk:
-    """Offer these bytes, one slice after the other, at a door beside this connection."""
+    """Request to offer these slices, one after the other, at a port beside the connection."""
 
     LIMIT: ClassVar[int] = limits.SLICES_BYTES
 
@@ -85,9 +85,9 @@ class BulkAsk:
 
 @record
 class BulkOffer:
-    """The door: a port at the address of this connection, the SHA-256 of the certificate shown there, and a token.
+    """Bulk port at the connection's address, its certificate's SHA-256, and a token.
 
-    The token opens it once, within so many seconds, for the peer that asked and for what it asked.
+    The token is valid once, for so many seconds, for the peer that asked and for what it asked.
     """
 
     LIMIT: ClassVar[int] = limits.SMALL_BYTES
@@ -99,5 +99,5 @@ class BulkOffer:
 
 
 def bulk_pass(token: bytes, asker: bytes, ask: BulkAsk) -> bytes:
-    """What is said at the door: the token, bound to who asked and to what was asked."""
+    """Return the pass for the bulk port: the token, bound to the peer and the request."""
     return derive("bulk", token, asker, encode(ask))

@@ -1,8 +1,9 @@
-"""Msgpack in exactly one byte form per value, and nothing else. Knows nothing of messages.
+"""Canonical msgpack: exactly one byte form per value.
 
-Maps have strictly ascending string keys, integers and lengths are the shortest, floats are float64, finite and
-never -0.0, there are no extension types. Depth, item count and size are bounded before anything is allocated.
-Decoding any other form is an error that names the byte, so a hash of the bytes names one value.
+Maps have strictly ascending string keys, integers and lengths are the shortest, floats are float64,
+finite and never -0.0, there are no extension types. Depth, item count and size are bounded before
+anything is allocated. Decoding any other form is an error that names the byte, so a hash of the
+bytes names one value.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from protocol.errors import (
 Value: TypeAlias = bool | int | float | str | bytes | Sequence["Value"] | Mapping[str, "Value"] | None
 
 _Reader: TypeAlias = Callable[[bytes, int, int, list[int]], "tuple[Value, int]"]
-"""Reads one value: (data, where it starts, its depth, items left to spend) -> (value, where the next one starts)."""
+"""Reads one value: (data, its start, its depth, items left) -> (value, start of the next)."""
 
 _FLOAT64: Final = struct.Struct(">d")
 
 
 def pack(value: Value) -> bytes:
-    """The msgpack form of a value that is already in canonical order (see `order`)."""
+    """Return the msgpack form of a value already in canonical order (see `order`)."""
     packed: bytes = msgpack.packb(value)
     return packed
 
 
 def encode(value: Value, *, most: int = limits.GROUP_BYTES, items: int = limits.ITEMS) -> bytes:
-    """The one byte form of a value."""
+    """Encode a value in its one byte form."""
     packed = pack(order(value, items=items))
     if len(packed) > most:
         raise TooLargeError(f"{len(packed)} bytes, at most {most} are allowed")
@@ -48,15 +49,15 @@ def encode(value: Value, *, most: int = limits.GROUP_BYTES, items: int = limits.
 
 
 def order(value: Value, *, items: int = limits.ITEMS, depth: int = 1) -> Value:
-    """The same value with its maps in canonical order, once it has been found to be encodable.
+    """Return the value with its maps in canonical order; raise if it is not encodable.
 
-    `depth` is where the value will stand in a larger one.
+    `depth` is the value's depth in a larger one.
     """
     return _order(value, depth, [items])
 
 
 def decode(data: bytes, *, most: int = limits.GROUP_BYTES, items: int = limits.ITEMS) -> Value:
-    """The value of a canonical byte form. Arrays come out as lists, maps as dicts."""
+    """Decode a canonical byte form. Arrays become lists, maps become dicts."""
     if len(data) > most:
         raise TooLargeError(f"{len(data)} bytes, at most {most} are allowed")
     try:
@@ -143,7 +144,7 @@ def _float(data: bytes, at: int, _depth: int, _left: list[int]) -> tuple[Value, 
 
 
 def _integer(width: int, shorter: range) -> _Reader:
-    """Integers of `width` bytes; those in `shorter` have a shorter form."""
+    """Read integers of `width` bytes; those in `shorter` have a shorter form."""
     signed = shorter.start < 0
 
     def read(data: bytes, at: int, _depth: int, _left: list[int]) -> tuple[Value, int]:
@@ -159,7 +160,7 @@ def _integer(width: int, shorter: range) -> _Reader:
 
 
 def _size(data: bytes, at: int, width: int, shorter: int) -> int:
-    """A length of `width` bytes; lengths up to `shorter` have a shorter form."""
+    """Read a length of `width` bytes; lengths up to `shorter` have a shorter form."""
     if at + 1 + width > len(data):
         raise _short(data, at, at + 1, width)
     size = int.from_bytes(data[at + 1 : at + 1 + width])
@@ -180,7 +181,7 @@ def _bytes(width: int, shorter: int) -> _Reader:
 
 
 def _fixed_text(data: bytes, at: int, _depth: int, _left: list[int]) -> tuple[Value, int]:
-    """Strings whose length stands in the first byte: nearly all of them, so they have a reader of their own."""
+    """Read strings with the length in the first byte: nearly all, so they have a reader."""
     end = at + 1 + (data[at] & 0x1F)
     if end > len(data):
         raise _short(data, at, at + 1, end - at - 1)
@@ -279,4 +280,4 @@ _READERS: Final[list[_Reader]] = [
     _map(4, 0xFFFF),
     *(_constant(number) for number in range(-0x20, 0)),
 ]
-"""What each first byte means."""
+"""Reader for each first byte."""

@@ -1,11 +1,11 @@
-"""The rules of the weights chain: what may follow what, who may say so, and what proves a lie. Pure, no clock.
+"""Rules of the weights chain: succession, terms and proofs of equivocation. Pure.
 
-A follower holds one chain of heads without gaps, from the head that it trusts (version 0, or its link's) to its tip.
-The leader of a term, and nobody else, appends to it. A term rises by one, by a grant of most electors, and goes on
-from the grant's base head: only then may the version fall. Two statements of one key that exclude each other are
-proof; the key is revoked, and the follower goes back to below them and holds until a grant. Two grants of one term
-prove in the same way that an elector voted twice.
-Everything here takes opened messages, whose signatures have been checked.
+A follower holds one chain of heads without gaps, from the head that it trusts (version 0, or its
+link's) to its tip. Only the leader of a term appends to it. A term rises by one, by a grant of most
+electors, and goes on from the grant's base head: only then may the version fall. Two statements of
+one key that exclude each other are proof; the key is revoked, and the follower goes back to below
+them and holds until a grant. Two grants of one term prove in the same way that an elector voted
+twice. Everything here takes opened messages, whose signatures have been checked.
 """
 
 from __future__ import annotations
@@ -35,24 +35,32 @@ class Rules:
 
     @classmethod
     def of(cls, manifest: Opened[Manifest]) -> Rules:
-        told = manifest.message
-        return cls(manifest.id, told.model.layout, told.model.root, told.trainers, told.terms.electors)
+        message = manifest.message
+        return cls(
+            manifest.id, message.model.layout, message.model.root, message.trainers, message.terms.electors
+        )
 
     @property
     def takes_turns(self) -> bool:
-        """Whether two trainers are the only electors. Most of two is both, and when it matters one is gone: so of each term
-        one of them decides alone, the one that does not lead the term before.
+        """Return whether two trainers are the only electors.
+
+        A majority of two is both, and when it matters one is gone: so of each term one of them
+        decides alone, the one that does not lead the term before.
         """
         return len(self.trainers) == 2 and set(self.trainers) == set(self.electors)
 
     def electors_of(self, term: int) -> tuple[bytes, ...]:
-        """Who votes on the leader of a term. That follows from its number alone: else nodes that heard other things would
-        count other votes.
+        """Return who votes on the leader of a term, by its number alone.
+
+        Otherwise nodes that heard other things would count other votes.
         """
         return (self.trainers[(term - 1) % 2],) if self.takes_turns else self.electors
 
     def leaders_of(self, term: int) -> tuple[bytes, ...]:
-        """Who may lead a term. Where trainers take turns, who decides: else it could give away the turn of the other."""
+        """Return who may lead a term; where trainers take turns, the one who decides.
+
+        Otherwise it could give away the other's turn.
+        """
         return self.electors_of(term) if self.takes_turns else self.trainers
 
     def majority_of(self, term: int) -> int:
@@ -61,14 +69,17 @@ class Rules:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Equivocation:
-    """Two heads of one key that cannot both be meant: one place told twice, or a successor that denies the first."""
+    """Two heads of one key that exclude each other.
+
+    Either both claim one place, or the second denies the first as its predecessor.
+    """
 
     first: Head
     second: Head
 
     @classmethod
     def between(cls, a: Head, b: Head) -> Equivocation | None:
-        """The proof that two heads make, if they make one."""
+        """Return the proof that two heads make, if they make one."""
         first, second = sorted((a, b), key=lambda head: (head.message.version, head.id))
         same_speaker = (a.run, a.signer, a.message.term) == (b.run, b.signer, b.message.term)
         distance = second.message.version - first.message.version
@@ -79,28 +90,34 @@ class Equivocation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Follower:
-    """What one node holds of the chain. Every method gives a new state, or raises and changes nothing.
+    """Chain of one node. Methods return a new state, or raise and change nothing.
 
-    What a grant is worth never depends on what else was heard before: a key that was caught still counts as a vote, and
-    a caught leader's term is entered and held. Else two nodes that hear the same in another order would part.
+    What a grant is worth never depends on what was heard before: a revoked key still counts as a
+    vote, and a revoked leader's term is entered and held. Otherwise two nodes that hear the same in
+    another order would part.
     """
 
     rules: Rules
     heads: tuple[Head, ...] = ()
-    """Versions one after the other, without a gap."""
+    """Consecutive versions, without a gap."""
     term: int = 1
     leader: bytes = b""
-    """Who leads the term; nobody, if it is contested."""
+    """Leader of the term; None if the term is contested."""
     grants: tuple[TermGrant, ...] = ()
-    """Every grant that was taken, oldest first: one for each term after the first, several where it was contested."""
+    """Grants taken, oldest first: one for each term after the first, several where it was
+    contested.
+    """
     revoked: frozenset[bytes] = frozenset()
-    """Keys that were caught, as leaders or as electors."""
+    """Keys that equivocated, as leaders or as electors."""
     floor: tuple[int, int, bytes] | None = None
     """Term, version and id of the head that a link vouches for: the chain begins there."""
 
     @classmethod
     def newcomer(cls, rules: Rules, floor: tuple[int, int, bytes] | None = None) -> Follower:
-        """A node that holds nothing yet. `floor` is what its link says; without it the chain begins at version 0."""
+        """Return the state of a node that holds nothing yet.
+
+        `floor` is what its link says; without it the chain begins at version 0.
+        """
         return cls(rules, leader=rules.trainers[0], floor=floor)
 
     @property
@@ -109,39 +126,44 @@ class Follower:
 
     @property
     def holding(self) -> bool:
-        """Whether the leader was caught lying, or its election was, so that nothing can follow before a grant."""
+        """Return whether the leader or its election equivocated: nothing follows before a grant."""
         return self.leader in self.revoked or not self.leader
 
     def accept(self, head: Head) -> Follower:
-        """Append a head, skip one that is held, or revoke its signer if it contradicts one that is held."""
+        """Append a head, skip one that is held, or revoke its signer if it contradicts one."""
         self._check_belongs(head)
-        told = head.message
-        same = self._at(told.version)
+        message = head.message
+        same = self._at(message.version)
         if same is not None and same.id == head.id:
             return self
         if not self.heads and self.floor:
             return self._begin_at_floor(head, *self.floor)
-        if told.term > self.term:
+        if message.term > self.term:
             raise ChainError(
-                "missing-grant", f"a head of term {told.term}, no grant beyond term {self.term} is held"
+                "missing-grant", f"a head of term {message.term}, no grant beyond term {self.term} is held"
             )
-        for held in (self._at(told.version - 1), same, self._at(told.version + 1)):
+        for held in (self._at(message.version - 1), same, self._at(message.version + 1)):
             proof = Equivocation.between(held, head) if held else None
             if proof:
                 return self.convict(proof)
-        if told.term < self.term:
-            raise ChainError("old-term", f"a head of term {told.term}, which term {self.term} has replaced")
+        if message.term < self.term:
+            raise ChainError(
+                "old-term", f"a head of term {message.term}, which term {self.term} has replaced"
+            )
         if self.holding:
             raise ChainError(
-                "revoked", f"a head of term {told.term}, whose leader or election was caught in a lie"
+                "revoked", f"a head of term {message.term}, whose leader or election was caught in a lie"
             )
         if head.signer != self.leader:
-            raise ChainError("not-leader", f"a head of term {told.term} by a key that does not lead it")
-        self._check_follows_tip(told)
+            raise ChainError("not-leader", f"a head of term {message.term} by a key that does not lead it")
+        self._check_follows_tip(message)
         return dataclasses.replace(self, heads=(*self.heads, head))
 
     def grant(self, grant: TermGrant, branch: Sequence[Head] = ()) -> Follower:
-        """Enter the next term. `branch` leads from a head that is held to the grant's base, if that is not held."""
+        """Enter the next term.
+
+        `branch` leads from a head that is held to the grant's base, if that is not held.
+        """
         self._check_grant(grant)
         vote = grant.vote
         if rivals := [held for held in self.grants if held.vote.term == vote.term]:
@@ -158,22 +180,22 @@ class Follower:
         )
 
     def convict(self, proof: Equivocation) -> Follower:
-        """Revoke a key, and go back to below its lie unless a grant has since settled the matter."""
+        """Revoke a key, and go back to below its proof unless a grant has settled it since."""
         made = Equivocation.between(proof.first, proof.second)
         if made is None:
             raise ChainError("no-proof", "two heads that do not exclude each other")
         self._check_belongs(made.first)
         self._check_belongs(made.second)
-        told, liar = made.first.message, made.first.signer
+        message, liar = made.first.message, made.first.signer
         kept = self.heads
-        if told.term == self.term and liar == self.leader:
-            kept = tuple(head for head in kept if self._stands_before(head, told))
+        if message.term == self.term and liar == self.leader:
+            kept = tuple(head for head in kept if self._stands_before(head, message))
         if len(kept) == len(self.heads) and liar in self.revoked:
             return self
         return dataclasses.replace(self, heads=kept, revoked=self.revoked | {liar})
 
     def heads_to(self, base: bytes, branch: Sequence[Head] = ()) -> tuple[Head, ...]:
-        """The heads up to a base, on our branch or on the one that is shown to us."""
+        """Return the heads up to a base, on this branch or on the one given."""
         for index, held in enumerate(self.heads):
             if held.id == base:
                 return self.heads[: index + 1]
@@ -188,7 +210,7 @@ class Follower:
         return kept
 
     def _at(self, version: int) -> Head | None:
-        """The head of a version, if it is held."""
+        """Return the head of a version, if it is held."""
         index = version - self.heads[0].message.version if self.heads else -1
         return self.heads[index] if 0 <= index < len(self.heads) else None
 
@@ -217,8 +239,10 @@ class Follower:
             raise ChainError("not-trainer", "a grant to a key that is no trainer, or whose turn it is not")
 
     def _contest(self, grant: TermGrant, rivals: Sequence[TermGrant], branch: Sequence[Head]) -> Follower:
-        """Two majorities for one term: whoever voted twice is revoked. If it is the current term, nobody leads it, and
-        only what both would have gone on from stands.
+        """Revoke who voted twice where two majorities granted one term.
+
+        If it is the current term, nobody leads it, and only what both would have gone on from
+        stands.
         """
         body = encode(grant.vote)
         if any(encode(held.vote) == body for held in rivals):
@@ -241,27 +265,27 @@ class Follower:
             raise ChainError("gap", f"the link's head, version {version}, has to come first")
         return dataclasses.replace(self, heads=(head,), term=term, leader=head.signer)
 
-    def _check_follows_tip(self, told: WeightsHead) -> None:
+    def _check_follows_tip(self, message: WeightsHead) -> None:
         if self.tip is None:
-            if told.version:
-                raise ChainError("gap", f"version {told.version}, nothing before it is held")
-            if told.root != self.rules.root:
+            if message.version:
+                raise ChainError("gap", f"version {message.version}, nothing before it is held")
+            if message.root != self.rules.root:
                 raise ChainError("wrong-root", "version 0 with other weights than the manifest's")
             return
         newest = self.tip.message
-        if told.version <= newest.version:
-            raise ChainError("rollback", f"version {told.version}, version {newest.version} is held")
-        if told.version > newest.version + 1:
-            raise ChainError("gap", f"version {told.version}, version {newest.version} is the newest held")
-        if told.previous != self.tip.id:
-            raise ChainError("wrong-base", f"version {told.version} does not follow the head that is held")
-        if told.step < newest.step:
-            raise ChainError("wrong-step", f"step {told.step} after step {newest.step}")
-        if newest.term < told.term and told.anchor is None:
+        if message.version <= newest.version:
+            raise ChainError("rollback", f"version {message.version}, version {newest.version} is held")
+        if message.version > newest.version + 1:
+            raise ChainError("gap", f"version {message.version}, version {newest.version} is the newest held")
+        if message.previous != self.tip.id:
+            raise ChainError("wrong-base", f"version {message.version} does not follow the head that is held")
+        if message.step < newest.step:
+            raise ChainError("wrong-step", f"step {message.step} after step {newest.step}")
+        if newest.term < message.term and message.anchor is None:
             raise ChainError("no-anchor", "the first head of a term without an anchor")
 
     def _heads_before(self, first: Head) -> tuple[Head, ...]:
-        """The heads that a branch leaves standing."""
+        """Return the heads that a branch leaves standing."""
         if not self.heads and self.floor is None and first.message.version == 0:
             self._check_follows_tip(first.message)
             if first.signer != self.rules.trainers[0]:
@@ -273,7 +297,7 @@ class Follower:
         raise ChainError("gap", "the branch to the base does not start at a head that is held")
 
     def _check_linked(self, before: Head, head: Head) -> None:
-        """A branch goes on under one leader, or enters another term at the base of a grant that is held for it."""
+        """Check that a branch has one leader, or enters a term at a held grant's base."""
         one, two = before.message, head.message
         if two.previous != before.id or two.version != one.version + 1 or two.step < one.step:
             raise ChainError("wrong-base", "the branch to the base is not a chain")
@@ -286,14 +310,17 @@ class Follower:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Elector:
-    """What an elector must remember, on disk before its vote leaves: the bytes of its one vote per term."""
+    """Memory of an elector, on disk before its vote leaves: one vote per term, as bytes."""
 
     voted: dict[int, bytes] = dataclasses.field(default_factory=dict)
 
     def vote(
         self, follower: Follower, vote: TermVote, branch: Sequence[Head] = (), *, lease_over: bool
     ) -> Elector:
-        """Agree to a candidate, or say why not. `branch` shows the way to the base, if this elector does not hold it."""
+        """Agree to a candidate, or raise.
+
+        `branch` shows the way to the base, if this elector does not hold it.
+        """
         if not lease_over:
             raise ChainError("lease", "the leader's lease has not run out")
         if vote.term != follower.term + 1:
@@ -316,5 +343,5 @@ class Elector:
 
 
 def order(head: Head) -> tuple[int, int]:
-    """Heads are ordered by term, then by version."""
+    """Return the sort key of a head: term, then version."""
     return head.message.term, head.message.version

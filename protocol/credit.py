@@ -1,7 +1,8 @@
-"""A sampler's account, as one verifier or trainer of its run keeps it: told to that sampler alone, and signed.
+"""Credit statement: a sampler's account with one verifier or trainer, signed.
 
-A verifier says what it has found itself, a trainer what it has learnt from and what came to nothing. Nobody adds up what
-several say, since two verifiers may have looked at one group. It knows nothing of how accounts are kept.
+It is sent to that sampler alone. A verifier states what it has found itself, a trainer what it has
+learnt from and what it dropped. Statements are not added up, since two verifiers may have looked at
+one group.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from protocol.wire import of, record, row
 
 @row
 class CreditRefusal:
-    """How many groups came to nothing for one reason."""
+    """Number of groups that were refused for one reason."""
 
     reason: Slug
     groups: Annotated[int, uint(limits.SAFE_INTEGER, 1)]
@@ -26,7 +27,7 @@ class CreditRefusal:
 
 @record
 class CreditStatement:
-    """What the signer keeps under a sampler's key. What it does not count, since that is not its role, is 0."""
+    """The signer's account of a sampler; counts that are not the signer's role are 0."""
 
     KIND: ClassVar[str] = "credit-statement"
     LIMIT: ClassVar[int] = limits.SMALL_BYTES
@@ -50,7 +51,7 @@ class CreditStatement:
 
 
 def open_statement(sealed: bytes, run: bytes, *, signer: bytes, sampler: bytes) -> Opened[CreditStatement]:
-    """What this signer says in this run of this sampler; anything else is refused."""
+    """Open the statement of this signer on this sampler in this run; refuse any other."""
     opened = open_sealed(sealed, CreditStatement, run, signer=signer)
     if opened.message.sampler != sampler:
         raise InconsistentError("the account of another sampler", "credit-statement.sampler")

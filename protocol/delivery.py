@@ -1,6 +1,7 @@
-"""What would be gossiped, handed to one peer by name: gossip may be lost, a question is answered or fails.
+"""Direct delivery of a gossip message to one named peer.
 
-A delivery travels bare, since whatever it carries is sealed by itself. Knows no cargo.
+Gossip may be lost; a request is answered or fails. A delivery is not sealed, since what it carries
+is.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _TOPIC: Final = re.compile(rf"/echo/{limits.MAJOR}/([0-9a-f]{{64}})/([a-z]+)")
 
 @record
 class Delivery:
-    """The bytes of one gossip message, with the run and the cargo of the topic that they belong to."""
+    """Bytes of one gossip message, with the run and cargo of its topic."""
 
     LIMIT: ClassVar[int] = limits.DELIVERY_BYTES
 
@@ -28,7 +29,7 @@ class Delivery:
 
     @classmethod
     def on(cls, topic: str, data: bytes) -> Delivery:
-        """The delivery of what would be gossiped on this topic."""
+        """Make the delivery of what would be gossiped on this topic."""
         named = _TOPIC.fullmatch(topic)
         if named is None or named[2] not in topics.CARGOES:
             raise OutOfRangeError(f"{topic[:100]!r} is not the topic of a cargo of a run", "topic")
@@ -36,5 +37,5 @@ class Delivery:
 
     @property
     def topic(self) -> str:
-        """The gossip topic that the data belongs to."""
+        """Return the gossip topic that the data belongs to."""
         return topics.topic(self.run, self.cargo)

@@ -1,9 +1,9 @@
-"""What changed in a chunk of 16-bit weights, in few bytes: the codec `gap8-ulp8-zstd1`. Lossless, one body per change.
+"""Delta codec `gap8-ulp8-zstd1`: changes in a chunk of 16-bit weights. Lossless.
 
-It sees weights as 16-bit patterns and never as numbers: zeros have signs and NaNs have payloads, and both come through.
-A body has three columns: gaps between changed elements as bytes, steps between patterns as zig-zag bytes, and the full
-patterns of those that went too far. It knows nothing of tensors, versions or files, nor whether a delta is the right
-one: the hash of the chunk afterwards says that.
+It sees weights as 16-bit patterns and never as numbers: zeros have signs and NaNs have payloads,
+and both come through. A body has three columns: gaps between changed elements as bytes, steps
+between patterns as zig-zag bytes, and the full patterns of those that went too far. Each change has
+one body. Whether a delta is the right one, the hash of the chunk afterwards says.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from protocol.errors import (
 
 DELTA_CODEC: Final = "gap8-ulp8-zstd1"
 _SKIP: Final = 255
-"""A gap byte: go on by 255 elements, none of which changed; the gap is not over."""
+"""Gap byte: go on by 255 unchanged elements; the gap is not over."""
 _ESCAPE: Final = 255
-"""A step byte: the step is 255 or more in zig-zag, and the full pattern stands in the third column."""
+"""Step byte: the step is 255 or more in zig-zag, and the third column has the full pattern."""
 
 Patterns = NDArray[np.uint16]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """The elements of a chunk that change, in ascending order, and what they become. It has passed every check."""
+    """Changed elements of a chunk, ascending, and their new values. Fully checked."""
 
     positions: NDArray[np.uint32]
     values: Patterns
@@ -44,12 +44,12 @@ class Delta:
         return len(self.positions)
 
     def write(self, chunk: Patterns) -> None:
-        """Make the change, in place."""
+        """Apply the change in place."""
         chunk[self.positions] = self.values
 
 
 def encode_delta(base: Patterns, new: Patterns) -> bytes:
-    """The frame that leads from one chunk to another; no bytes where they are the same.
+    """Encode the frame from one chunk to another; empty where they are the same.
 
     To squash several deltas, encode the one from the oldest base to the newest chunk.
     """
@@ -62,7 +62,10 @@ def encode_delta(base: Patterns, new: Patterns) -> bytes:
 
 
 def decode_delta(frame: bytes, base: Patterns) -> Delta:
-    """What a frame changes in a chunk, which is only read. Every check is made here, so that no write can fail."""
+    """Decode what a frame changes in a chunk, which is only read.
+
+    Every check is made here, so that no write can fail.
+    """
     _check_chunk(base)
     if not frame:
         return Delta(np.empty(0, np.uint32), np.empty(0, np.uint16))
@@ -70,7 +73,7 @@ def decode_delta(frame: bytes, base: Patterns) -> Delta:
 
 
 def decode_positions(frame: bytes, elements: int) -> NDArray[np.uint32]:
-    """Which elements of a chunk a frame changes, whatever they become: what can be read without the base."""
+    """Decode which elements a frame changes, without the base."""
     if not frame:
         return np.empty(0, np.uint32)
     body = zstd.unpack(frame, most_body(elements))
@@ -78,7 +81,10 @@ def decode_positions(frame: bytes, elements: int) -> NDArray[np.uint32]:
 
 
 def write_columns(base: Patterns, new: Patterns) -> tuple[bytes, ...]:
-    """The body of a delta, not yet joined: gaps behind their number, steps, full patterns. None where nothing changed."""
+    """Return the columns of a delta's body: gaps behind their number, steps, patterns.
+
+    Empty where nothing changed.
+    """
     positions = np.flatnonzero(base != new)
     if not positions.size:
         return ()
@@ -93,12 +99,12 @@ def write_columns(base: Patterns, new: Patterns) -> tuple[bytes, ...]:
 
 
 def most_body(elements: int) -> int:
-    """The longest body: every element changes, and none by a short step."""
+    """Return the longest body: every element changes, and none by a short step."""
     return 4 + 4 * elements
 
 
 def read_body(body: bytes, base: Patterns) -> Delta:
-    """What a body changes, once it is out of its zstd frame."""
+    """Decode what a body changes, once it is out of its zstd frame."""
     gaps = _gap_column(body)
     positions = _positions(gaps, base.size)
     columns = np.frombuffer(body, np.uint8)[4 + gaps.size :]
@@ -135,7 +141,7 @@ def _gap_column(body: bytes) -> NDArray[np.uint8]:
 
 
 def _gaps(positions: NDArray[np.intp]) -> NDArray[np.uint8]:
-    """How many unchanged elements stand before each changed one: skips of 255, then the rest."""
+    """Encode the unchanged elements before each changed one: skips of 255, then the rest."""
     gaps = np.diff(positions, prepend=-1) - 1
     if int(gaps.max()) < _SKIP:
         return gaps.astype(np.uint8)
@@ -146,7 +152,10 @@ def _gaps(positions: NDArray[np.intp]) -> NDArray[np.uint8]:
 
 
 def _positions(gaps: NDArray[np.uint8], elements: int) -> NDArray[np.uint32]:
-    """The changed elements. Each byte goes on by at least one, so that no sum can pass 2^32 within these bounds."""
+    """Decode the changed elements.
+
+    Each byte goes on by at least one, so that no sum can pass 2^32 within these bounds.
+    """
     if gaps.size > elements:
         raise OutOfRangeError(f"{gaps.size} gap bytes for {elements} elements")
     if gaps[-1] == _SKIP:
@@ -162,7 +171,7 @@ def _positions(gaps: NDArray[np.uint8], elements: int) -> NDArray[np.uint32]:
 
 
 def _zigzag(steps: Patterns) -> Patterns:
-    """Steps modulo 2^16, small ones of either sign first: 0, −1, 1, −2, 2 … become 0, 1, 2, 3, 4 …"""
+    """Map steps modulo 2^16 to zig-zag: 0, −1, 1, −2, 2 become 0, 1, 2, 3, 4."""
     signed = steps.view(np.int16)
     return ((signed << 1) ^ (signed >> 15)).view(np.uint16)
 

@@ -1,9 +1,10 @@
-"""Seal a message and open it again. Knows kinds, runs and keys; knows nothing of what a message means.
+"""Seal a message and open it again.
 
-On the wire a sealed message is the array [major, kind, run, signer, body, signature], where body is the message's
-own canonical bytes. Its id is a hash, in the context of its kind and major version, over run, signer and body, and
-the signature is over that id in the same context. So a signature made for one kind, run, signer or major version
-never opens as another, and a message has one id however it was signed.
+On the wire a sealed message is the array [major, kind, run, signer, body, signature], where body is
+the message's own canonical bytes. Its id is a hash, in the context of its kind and major version,
+over run, signer and body, and the signature is over that id in the same context. So a signature
+made for one kind, run, signer or major version never opens as another, and a message has one id
+however it was signed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 @row
 class Parts:
-    """The six parts of a sealed message, in the order in which they travel."""
+    """The six parts of a sealed message, in wire order."""
 
     major: Counter
     kind: Slug
@@ -44,19 +45,19 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Opened(Generic[T]):
-    """A message whose seal was checked: what was said, by whom, in which run, and its id."""
+    """A message whose seal was checked, with its signer, run and id."""
 
     message: T
     id: bytes
     run: bytes
     signer: bytes
     sealed: bytes = dataclasses.field(repr=False)
-    """The bytes as they travelled, to store or to pass on."""
+    """The bytes as received, to store or to relay."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Envelope:
-    """A sealed message before its signature has been checked: every part is a claim."""
+    """A sealed message before its signature was checked: every part is a claim."""
 
     kind: str
     run: bytes
@@ -67,7 +68,7 @@ class Envelope:
 
     @classmethod
     def parse(cls, sealed: bytes) -> Envelope:
-        """Take a sealed message apart, cheaply: no signature is checked and the body is not read."""
+        """Split a sealed message, cheaply: no signature check, and the body is not read."""
         value = canonical.decode(sealed, most=limits.GROUP_BYTES + limits.ENVELOPE_BYTES)
         try:
             _check_major(value)
@@ -79,11 +80,11 @@ class Envelope:
 
     @cached_property
     def id(self) -> bytes:
-        """The message's id, which commits to kind, run, signer and body."""
+        """Return the message's id, which commits to kind, run, signer and body."""
         return message_id(self.kind, self.run, self.signer, self.body)
 
     def claim(self, kind: type[T], run: bytes) -> T:
-        """The message as claimed, for checks that are cheaper than a signature."""
+        """Decode the message as claimed, for checks that are cheaper than a signature."""
         wanted: Any = kind
         if self.kind != wanted.KIND:
             raise WrongKindError(f"{self.kind[:32]!r}, expected {wanted.KIND!r}", "envelope.kind")
@@ -96,13 +97,13 @@ class Envelope:
             raise
 
     def open(self, kind: type[T], run: bytes, *, signer: bytes | None = None) -> Opened[T]:
-        """The message, once everything about it has been checked, from cheap to dear."""
+        """Check everything, from cheap to expensive, and return the message."""
         if signer is not None and self.signer != signer:
             raise WrongSignerError("signed by another key than the one expected", "envelope.signer")
         return self.verified(self.claim(kind, run))
 
     def verified(self, claimed: T) -> Opened[T]:
-        """The message that this envelope claims, once its signature has been checked: for who has read it before."""
+        """Check the signature and return the message, for callers that have decoded it."""
         identity = self.id
         try:
             verify(self.signer, self.signature, _signed_bytes(self.kind, identity))
@@ -113,12 +114,12 @@ class Envelope:
 
 
 def message_id(kind: str, run: bytes, signer: bytes, body: bytes) -> bytes:
-    """The id of a sealed message."""
+    """Return the id of a sealed message."""
     return derive(kind, run, signer, body)
 
 
 def seal(message: object, identity: Identity, run: bytes) -> bytes:
-    """The sealed bytes of a message, said by this identity in this run."""
+    """Seal a message by this identity in this run."""
     wanted: Any = type(message)
     body = wire.encode(message)
     signature = sign_body(wanted.KIND, body, identity, run)
@@ -126,7 +127,7 @@ def seal(message: object, identity: Identity, run: bytes) -> bytes:
 
 
 def sign_body(kind: str, body: bytes, identity: Identity, run: bytes) -> bytes:
-    """The signature alone, for objects that gather the signatures of several keys over one body."""
+    """Return the signature alone, for objects with signatures of several keys on one body."""
     if len(run) != DIGEST_BYTES:
         raise WrongTypeError(f"not {DIGEST_BYTES} bytes", "envelope.run")
     return identity.sign(_signed_bytes(kind, message_id(kind, run, identity.public, body)))
@@ -138,17 +139,17 @@ def verify_body(kind: str, body: bytes, signer: bytes, signature: bytes, run: by
 
 
 def verify_id(kind: str, identity: bytes, signer: bytes, signature: bytes) -> None:
-    """Raise unless `signature` is `signer`'s over the message of this id, for who has only the id left."""
+    """Raise unless `signature` is `signer`'s over the message of this id."""
     verify(signer, signature, _signed_bytes(kind, identity))
 
 
 def open_sealed(sealed: bytes, kind: type[T], run: bytes, *, signer: bytes | None = None) -> Opened[T]:
-    """Parse and open in one go."""
+    """Parse and open a sealed message."""
     return Envelope.parse(sealed).open(kind, run, signer=signer)
 
 
 def _check_major(value: object) -> None:
-    """First of all, since another major version may look different from there on."""
+    """Check the major version first: another may look different from there on."""
     major = value[0] if isinstance(value, list) and value else limits.MAJOR
     if type(major) is int and major != limits.MAJOR:
         ours = limits.MAJOR

@@ -1,6 +1,6 @@
-"""Everything that can be wrong with bytes from a peer, as one tree. Knows nothing of how they arrived.
+"""Errors of bytes from a peer, as one tree.
 
-ProtocolError                  what was wrong, where in the message, and a `reason` that other languages share
+ProtocolError                  what, where in the message, and a `reason` for any language
 ├── MalformedError             the bytes are not canonical msgpack
 │   ├── TruncatedError         they end too early
 │   ├── TrailingBytesError     they go on after the value
@@ -151,7 +151,7 @@ class BadFrameError(ProtocolError):
 
 
 class ChainError(ProtocolError):
-    """The rules of the chain refuse it; `rule` is the name that receipts, logs and vectors share."""
+    """The rules of the chain refuse it. `rule` is the name in receipts, logs and vectors."""
 
     reason = "chain"
 

@@ -1,7 +1,7 @@
-"""What a field of a message may be: one small codec per shape, each with its bounds. Knows no message.
+"""Field codecs: one small codec per shape, each with its bounds.
 
-A codec checks a canonical value on the way in (`load`) and ours on the way out (`dump`), by the same rules, so that
-a node cannot say what others would refuse.
+A codec checks a canonical value on the way in (`load`) and ours on the way out (`dump`), by the
+same rules, so that a node cannot send what others would refuse.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from protocol.identity import SIGNATURE_BYTES, check_key
 
 Load: TypeAlias = Callable[[Any], Any]
 
-# Characters that move the cursor, end a line or turn the direction of text: no text for people may hold them.
+# Characters that move the cursor, end a line or turn the direction of text: not in texts for
+# people.
 _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _SHOWN: Final = 48
 _FREE_MAP_DEPTH: Final = 3
-"""The deepest place of a free map, that of a contract's parameters in a manifest: no map may be too deep for it."""
+"""Deepest place of a free map (a contract's parameters in a manifest): each map must fit there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Codec:
 
 
 def plain(load: Load) -> Codec:
-    """A codec whose value looks the same on both sides."""
+    """Make a codec whose value looks the same on both sides."""
     return Codec(load, load)
 
 
@@ -92,7 +93,7 @@ flag: Final[Codec] = plain(_flag)
 
 
 def text(most: int = limits.TEXT_BYTES, least: int = 0) -> Codec:
-    """Text that people will read: UTF-8, bounded in bytes, one line, no control characters."""
+    """Make a codec for text that people read: UTF-8, one line, no control characters."""
 
     def load(value: Any) -> str:
         if type(value) is not str:
@@ -108,7 +109,7 @@ def text(most: int = limits.TEXT_BYTES, least: int = 0) -> Codec:
 
 
 def pattern(expression: str, most: int, name: str) -> Codec:
-    """ASCII text of one form, such as a tensor's name."""
+    """Make a codec for ASCII text of one form, such as a tensor's name."""
     compiled = re.compile(expression)
 
     def load(value: Any) -> str:
@@ -159,7 +160,10 @@ def optional(codec: Codec) -> Codec:
 
 
 def array(codec: Codec, most: int, least: int = 0, *, ascending: bool = False) -> Codec:
-    """A tuple of bounded length. `ascending` means strictly, so that a set has one form."""
+    """Make a codec for a tuple of bounded length.
+
+    `ascending` means strictly, so that a set has one form.
+    """
 
     def each(values: Sequence[Any], convert: Load) -> list[Any]:
         if not least <= len(values) <= most:
@@ -194,13 +198,13 @@ def _first_fault(convert: Load, values: Sequence[Any]) -> int:
 
 
 def check_ascending(values: Iterable[Any], where: str = "") -> None:
-    """Sets travel in strictly ascending order, so that they have one form."""
+    """Raise unless the values ascend strictly: so a set has one form."""
     if any(a >= b for a, b in itertools.pairwise(values)):
         raise InconsistentError("not in strictly ascending order", where)
 
 
 def free_map(most: int) -> Codec:
-    """A map whose keys this layer does not know: parameters, and the ignorable `ext`."""
+    """Make a codec for a map with unknown keys: parameters, and the ignorable `ext`."""
 
     def bounded(value: Any) -> Value:
         ordered = canonical.order(value, depth=_FREE_MAP_DEPTH)

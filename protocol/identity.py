@@ -1,10 +1,11 @@
-"""Ed25519 keys, and the libp2p peer id of the same key. Knows nothing of messages or of where keys are kept.
+"""Ed25519 keys, and the libp2p peer id of the same key.
 
-A node has one key: it is its libp2p identity and signs everything it says. Keys of small order and keys in a
-non-canonical form are refused, since with them one signature can stand for many messages.
+A node has one key: it is its libp2p identity and signs all its messages. Keys of small order and
+keys in a non-canonical form are refused, since with them one signature can stand for many messages.
 
-Signatures are verified by libsodium, in half the time that OpenSSL takes, and to the same end but for one case: it refuses
-whatever commitment R is of small order. Only a signer who wants to can make such a one; by the specification it may stand.
+Signatures are verified by libsodium, in half the time that OpenSSL takes, and to the same end but
+for one case: it refuses a commitment R of small order. Only a signer who wants to can make such a
+one; by the specification it may stand.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _PEER_ID_CHARACTERS: Final = 52
 
 
 class Identity:
-    """A node's private key. Its `repr` never shows it."""
+    """Private key of a node. Its `repr` never shows it."""
 
     __slots__ = ("_private", "public")
 
@@ -56,7 +57,7 @@ class Identity:
 
     @property
     def seed(self) -> bytes:
-        """The private key itself, for whoever stores it or hands it to libp2p."""
+        """Return the private key itself, to store it or to hand it to libp2p."""
         return self._private.private_bytes_raw()
 
     @property
@@ -71,7 +72,7 @@ class Identity:
 
 
 def check_key(public: bytes) -> None:
-    """Refuse what is not a public key that can be held to its word."""
+    """Refuse a public key that is malformed, non-canonical or of small order."""
     if len(public) != KEY_BYTES:
         raise BadKeyError(f"a public key has {KEY_BYTES} bytes, not {len(public)}")
     y = _y(public)
@@ -98,12 +99,12 @@ def _y(point: bytes) -> int:
 
 
 def peer_id_bytes(public: bytes) -> bytes:
-    """The binary peer id, which is what hashes are made over."""
+    """Return the binary peer id, which is what hashes are made over."""
     return _PEER_ID_PREFIX + public
 
 
 def peer_id(public: bytes) -> str:
-    """The peer id as people see it: base58btc, `12D3KooW…`."""
+    """Return the peer id as text: base58btc, `12D3KooW…`."""
     number = int.from_bytes(peer_id_bytes(public))
     digits = []
     while number:
@@ -113,7 +114,7 @@ def peer_id(public: bytes) -> str:
 
 
 def public_key_of(text: str) -> bytes:
-    """The public key that a peer id names."""
+    """Return the public key that a peer id names."""
     if len(text) != _PEER_ID_CHARACTERS:
         raise BadPeerIdError(f"an Ed25519 peer id has {_PEER_ID_CHARACTERS} characters, not {len(text)}")
     number = 0

@@ -1,4 +1,4 @@
-"""Who takes part: a sampler's entry into a run, the roster that heads commit to, the leader's heartbeat."""
+"""Participation: a sampler's join, the roster in a head, the leader's heartbeat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocol.wire import of, record, row
 
 @record
 class Join:
-    """A sampler enters a run with one engine class. `head` is the newest one that it knows."""
+    """A sampler enters a run with one engine class. `head` is the newest one it knows."""
 
     KIND: ClassVar[str] = "join"
     LIMIT: ClassVar[int] = limits.SMALL_BYTES
@@ -26,7 +26,7 @@ class Join:
 
 @row
 class Member:
-    """One sampler of a roster, with the id of the join that brought it in."""
+    """One sampler of a roster, with the id of its join."""
 
     key: Key
     engine: EngineClass
@@ -35,7 +35,7 @@ class Member:
 
 @record
 class Roster:
-    """The samplers that may sample under a head: a blob, whose id stands in the head. Sorted by key."""
+    """Samplers that may sample under a head: a blob, named in the head. Sorted by key."""
 
     LIMIT: ClassVar[int] = limits.ROSTER_BYTES
     ITEMS: ClassVar[int] = limits.MANY_ITEMS
@@ -51,7 +51,7 @@ class Roster:
 
 @record
 class Heartbeat:
-    """The leader is alive, and this is its newest head. Without a fresh one a sampler stops and says so."""
+    """The leader is alive, and this is its newest head. A sampler stops without a fresh one."""
 
     KIND: ClassVar[str] = "heartbeat"
     LIMIT: ClassVar[int] = limits.SMALL_BYTES

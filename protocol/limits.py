@@ -1,39 +1,39 @@
-"""Every maximum of the wire, in one place. A number here is normative; SPEC.md repeats it."""
+"""Every maximum of the wire. A number here is normative; SPEC.md repeats it."""
 
 from __future__ import annotations
 
 from typing import Final
 
 MAJOR: Final = 1
-"""The major version of the wire. It is in every envelope, hash context, topic and stream id."""
+"""Major version of the wire, in every envelope, hash context, topic and stream id."""
 
 # Canonical values
 DEPTH: Final = 16
-"""Containers within containers, the outermost counted."""
+"""Nested containers, the outermost counted."""
 ITEMS: Final = 16_384
 """Items of all containers of a value together (a map's pair counts as two)."""
 MANY_ITEMS: Final = 262_144
-"""The same for the few objects that are long lists: layouts and rosters."""
+"""Items of objects that are long lists: layouts and rosters."""
 KEY_BYTES: Final = 64
-"""One key of a map."""
+"""Bytes of one key of a map."""
 SAFE_INTEGER: Final = 2**53 - 1
-"""The largest counter: every language with float64 numbers can hold it."""
+"""Largest counter: every language with float64 numbers can hold it."""
 
 # Whole messages, in bytes of the body
 GOSSIP_BYTES: Final = 65_536
-"""One gossip message, and so a batch of groups or verdicts."""
+"""Bytes of one gossip message, and so of a batch of groups or verdicts."""
 ENVELOPE_BYTES: Final = 192
-"""What sealing may add to a body."""
+"""Bytes that sealing may add to a body."""
 DELIVERY_BYTES: Final = GOSSIP_BYTES + 128
-"""One gossip message that is handed over directly, with its topic."""
+"""Bytes of one gossip message that is delivered directly, with its topic."""
 GROUP_BYTES: Final = 4 * 1024 * 1024
-"""One trajectory group; above GOSSIP_BYTES it travels by reference."""
+"""Bytes of one trajectory group; above GOSSIP_BYTES it travels by reference."""
 ANSWER_BYTES: Final = 4 * 1024 * 1024 + 65_536
-"""All sealed groups that answer one rollout request."""
+"""Bytes of all sealed groups that answer one rollout request."""
 MANIFEST_BYTES: Final = 131_072
 HEAD_BYTES: Final = 2_048 - ENVELOPE_BYTES
 SMALL_BYTES: Final = 4_096
-"""Joins, heartbeats, verdicts, votes, references."""
+"""Bytes of a join, heartbeat, verdict, vote or reference."""
 GRANT_BYTES: Final = 16_384
 RECEIPT_BYTES: Final = 32_768
 ROSTER_BYTES: Final = 1024 * 1024
@@ -43,21 +43,21 @@ LINK_BYTES: Final = 2_048
 
 # Fields
 EXT_BYTES: Final = 1_024
-"""The signed, ignorable `ext` map of a message."""
+"""Bytes of the signed, ignorable `ext` map of a message."""
 PARAMS_BYTES: Final = 16_384
-"""Parameters of a contract or an algorithm."""
+"""Bytes of the parameters of a contract or an algorithm."""
 NAME_BYTES: Final = 64
 TEXT_BYTES: Final = 1_024
-"""A text for people: a reason, a vector's completion."""
+"""Bytes of a text for people: a reason, a vector's completion."""
 ADDRESS_BYTES: Final = 256
 ADDRESSES: Final = 16
 PEERS: Final = 32
-"""Peers that are told in one answer."""
+"""Peers in one answer."""
 PEER_ADDRESSES: Final = 8
-"""Addresses of one peer that are told."""
+"""Addresses of one peer in an answer."""
 PEERS_QUESTION_BYTES: Final = 64
 PEERS_ANSWER_BYTES: Final = 69_632
-"""An answer with every peer and every address at its longest, and a little."""
+"""Bytes of an answer with every peer and every address at its longest, and a little."""
 TENSOR_NAME_BYTES: Final = 256
 TENSORS: Final = 32_768
 TENSOR_RANK: Final = 8
@@ -71,11 +71,11 @@ COMPLETIONS: Final = 256
 SPANS: Final = 256
 """Spans of one completion."""
 HEADS: Final = 9
-"""Heads that one group names: the slot's and at most one for each further version within the bound."""
+"""Heads that one group names: the slot's, and one for each further version within the bound."""
 BATCH: Final = 512
 """Groups or verdicts in one batch."""
 REWARD: Final = 1e6
-"""The magnitude of a reward."""
+"""Magnitude of a reward."""
 
 # Runs
 STALENESS: Final = 8
@@ -90,22 +90,22 @@ END_TOKENS: Final = 8
 CHUNK_ELEMENTS: Final = 4 * 1024 * 1024
 CHUNKS: Final = 65_536
 FRAME_BYTES: Final = 4 * CHUNK_ELEMENTS + 65_536
-"""One frame: a chunk of 32-bit elements stored raw, and a little."""
+"""Bytes of one frame: a chunk of 32-bit elements stored raw, and a little."""
 WINDOW_BYTES: Final = 8 * 1024 * 1024
-"""How far back a frame's zstd may reach, unless it is one segment, which reaches over its own content."""
+"""Bytes of a frame's zstd window, unless it is one segment, which reaches over its content."""
 ROUTES: Final = 8
 HELD_HEADS: Final = 32
-"""Heads that are named in one question for what follows."""
+"""Heads named in one question for what follows."""
 CHAIN_HEADS: Final = 256
 """Heads in one answer to that."""
 HEADS_BYTES: Final = CHAIN_HEADS * (HEAD_BYTES + ENVELOPE_BYTES + 8) + 64
-"""That answer with every head at its longest, and a little."""
+"""Bytes of that answer with every head at its longest, and a little."""
 GRANTS: Final = 8
 """Grants in one answer."""
 GRANTS_BYTES: Final = HEADS_BYTES + GRANTS * GRANT_BYTES
-"""That answer with the heads that lead to them."""
+"""Bytes of that answer with the heads that lead to them."""
 VOTE_BYTES: Final = HEADS_BYTES + SMALL_BYTES
-"""A candidate's question, with the heads that lead to its base."""
+"""Bytes of a candidate's question, with the heads that lead to its base."""
 
 # Blobs
 WANTS: Final = 256
@@ -113,13 +113,13 @@ WANTS: Final = 256
 SLICES: Final = 256
 """Slices of blobs in one question."""
 SLICES_BYTES: Final = 16_384
-"""A question about blobs: 256 ids or slices, and a little."""
+"""Bytes of a question about blobs: 256 ids or slices, and a little."""
 READ_BYTES: Final = 4 * 1024 * 1024
-"""What one question has answered over its stream."""
+"""Bytes that answer one question over its stream."""
 BULK_BYTES: Final = 1024 * 1024 * 1024
-"""What one question has answered at the door beside it."""
+"""Bytes that answer one question at the bulk port."""
 BULK_SECONDS: Final = 30
-"""How long that door is open for a token."""
+"""Seconds for which a token opens the bulk port."""
 
 # Rosters and receipts
 ROSTER: Final = 8_192
@@ -127,4 +127,4 @@ RECEIPT_IDS: Final = 768
 """Group ids in one receipt, over all its lists."""
 RECEIPT_REASONS: Final = 32
 CREDIT_REASONS: Final = 32
-"""Reasons in one statement of a sampler's account."""
+"""Reasons in one credit statement."""

@@ -1,6 +1,7 @@
-"""The `echo:` link: all that a newcomer needs to find a run and not be led to an old state of it.
+"""The `echo:` link: what a newcomer needs to find a run and its recent state.
 
-It is `echo:` and base64url, without padding, of the link's canonical bytes and a checksum of four bytes.
+It is `echo:` and base64url, without padding, of the link's canonical bytes and a checksum of four
+bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _CHECKSUM_BYTES: Final = 4
 
 @record
 class Link:
-    """A run, some peers to ask, and a recent head, older than which a newcomer accepts nothing."""
+    """A run, peers to ask, and a recent head: a newcomer accepts nothing older."""
 
     LIMIT: ClassVar[int] = limits.LINK_BYTES
 
@@ -37,7 +38,7 @@ class Link:
 
     @classmethod
     def parse(cls, text: str) -> Link:
-        """Read a link as somebody pasted it."""
+        """Parse a link as somebody pasted it."""
         text = text.strip(" \t\r\n")
         if not text.startswith(SCHEME):
             raise BadLinkError(f"a link starts with {SCHEME}")

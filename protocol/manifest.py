@@ -1,7 +1,8 @@
-"""The birth certificate of a run, and the link by which it is passed on. Knows no file, model or network.
+"""Manifest of a run: model, task, algorithm, rules and keys.
 
-A manifest is sealed by its author under the run of 32 zero bytes; the id of that sealed message is the `run_id`. It
-says what is trained, on what, by which rules and by whose keys, so that a volunteer needs nothing but the id.
+A manifest is sealed by its author under the run of 32 zero bytes; the id of that sealed message is
+the `run_id`. It says what is trained, on what, by which rules and by whose keys, so that a
+volunteer needs nothing but the id.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class ModelFile:
 
 @record
 class Model:
-    """What is trained. Version 0 of its weights is proven by `root`; no hub is needed."""
+    """The trained model. Version 0 of its weights is proven by `root`; no hub is needed."""
 
     architecture: Annotated[str, pattern(r"[A-Za-z0-9_]+", limits.NAME_BYTES, "an architecture")]
     context: Annotated[int, uint(2**24, 1)]
@@ -69,7 +70,7 @@ class Model:
 
 @record
 class ContractVector:
-    """One check that a contract of this name is the contract that was meant."""
+    """Test vector that identifies the contract."""
 
     key: Digest
     prompt: Digest
@@ -79,7 +80,7 @@ class ContractVector:
 
 @record
 class ContractPin:
-    """The task: a plugin's name and version, the hash of its wheel unless it is built in, parameters, checks."""
+    """The task: plugin name and version, wheel hash unless built in, parameters, vectors."""
 
     name: Slug
     params: Params
@@ -90,7 +91,7 @@ class ContractPin:
 
 @record
 class Algorithm:
-    """How the trainer learns: a name and version that fix the meaning of each parameter."""
+    """Training algorithm: a name and version that fix the meaning of each parameter."""
 
     name: Slug
     params: Params
@@ -99,8 +100,10 @@ class Algorithm:
 
 @record
 class Sync:
-    """How the two swarms keep step. Before version `async_from` a run pulls sequentially, from there on it is
-    asynchronous; 0 means from the start, none means never.
+    """Synchronisation of the two swarms.
+
+    Before version `async_from` a run pulls sequentially, from there on it is asynchronous; 0 means
+    from the start, none means never.
     """
 
     async_from: Annotated[int | None, optional(uint())]
@@ -111,7 +114,7 @@ class Sync:
 
 @record
 class Sampling:
-    """What one slot is: so many completions, at this temperature, of at most so many tokens."""
+    """Sampling of one slot: completions, temperature and token limits."""
 
     group_size: Annotated[int, uint(limits.COMPLETIONS, 1)]
     max_prompt: Annotated[int, uint(limits.TOKENS, 1)]
@@ -121,7 +124,7 @@ class Sampling:
 
 @record
 class EngineTolerance:
-    """An engine class that may sample, and how far its honest draws may lie from the verifier's."""
+    """An engine class that may sample, and the tolerance of its honest draws."""
 
     d_mean: Annotated[float, number(0.0, 1.0)]
     d_most: Annotated[float, number(0.0, 1.0)]
@@ -133,7 +136,7 @@ class EngineTolerance:
 
 @record
 class Verification:
-    """Whose word counts before a group is used: the trainer's own, k verifiers', or a drawn share's."""
+    """Verdicts needed before a group is used: the trainer's, k verifiers', or a drawn share."""
 
     policy: Annotated[str, choice("self", "quorum", "sampled")]
     quorum: Annotated[int, uint(limits.KEYS, 1)]
@@ -142,7 +145,7 @@ class Verification:
 
 @record
 class Terms:
-    """Who may write the chain next, and when. Fewer than three electors means promotion by hand."""
+    """Electors and leases. Fewer than three electors means promotion by hand."""
 
     electors: Annotated[tuple[bytes, ...], array(key, limits.KEYS, 1, ascending=True)]
     heartbeat_ms: Annotated[int, uint(3_600_000, 100)]
@@ -189,7 +192,7 @@ class Manifest:
 
 
 def open_manifest(sealed: bytes, run: bytes | None = None) -> Opened[Manifest]:
-    """Open a manifest; `opened.id` is the run's id. Where the run is known, it must be that one."""
+    """Open a manifest; `opened.id` is the run's id, which must be `run` where that is given."""
     opened = open_sealed(sealed, Manifest, ZERO)
     if run is not None and opened.id != run:
         raise WrongRunError(

@@ -1,4 +1,4 @@
-"""A trainer's answer to samplers: what was taken, what was refused and why, and how fast more is wanted."""
+"""Receipt of a trainer: groups accepted, groups refused and why, wanted rate."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ REASONS = (
     "wrong-prompt",  # not the prompt of its slot
     "wrong-signature",  # not signed by whom it names
 )
-"""The reasons that have a meaning today. Others may come: a reason is shown even when it is not known."""
+"""Reasons that have a meaning today. Others may come: an unknown reason is shown too."""
 
 _IDS = blob(limits.RECEIPT_IDS * DIGEST_BYTES, DIGEST_BYTES, DIGEST_BYTES)
 
 
 @row
 class Refusal:
-    """Groups that were refused for one reason, as their ids in a row."""
+    """Groups that were refused for one reason, as concatenated ids."""
 
     reason: Slug
     ids: Annotated[bytes, _IDS]
@@ -42,7 +42,7 @@ class Refusal:
 
 @record
 class Receipt:
-    """An acknowledgement of many groups in one message. `rate` is the wanted groups per second of each sampler."""
+    """Acknowledgement of many groups. `rate` is the wanted groups per second per sampler."""
 
     KIND: ClassVar[str] = "receipt"
     LIMIT: ClassVar[int] = limits.RECEIPT_BYTES
@@ -71,5 +71,5 @@ class Receipt:
 
 
 def split_ids(joined: bytes) -> Iterator[bytes]:
-    """The ids that stand in a row."""
+    """Split concatenated ids."""
     return (joined[i : i + DIGEST_BYTES] for i in range(0, len(joined), DIGEST_BYTES))

@@ -1,4 +1,4 @@
-"""What a trainer asks of a sampler in sequential mode: fill these slots under this head, now.
+"""Rollout request of a trainer to a sampler in sequential mode.
 
 The answer is an array of sealed groups, as in a batch, that may be longer than a gossip message.
 """
@@ -15,7 +15,10 @@ from protocol.wire import record
 
 @record
 class RolloutRequest:
-    """Slots `first` up to `first + count` under the head. Sealed by the leader, so that strangers cannot ask for work."""
+    """Slots `first` up to `first + count` under the head.
+
+    Sealed by the leader, so that strangers cannot ask for work.
+    """
 
     KIND: ClassVar[str] = "rollout-request"
     LIMIT: ClassVar[int] = limits.SMALL_BYTES

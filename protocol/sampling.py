@@ -1,7 +1,7 @@
-"""Luck that nobody chooses: keys of slots, uniform numbers, the draw, and how far a token is from it. Pure numpy.
+"""Keyed randomness of sampling: slot keys, uniforms, draws and replay. Pure numpy.
 
-Everything is keyed by the head under which is sampled, so that luck cannot be known before the head exists, and a
-verifier with the same weights can replay any draw. Nothing here knows an engine or a manifest.
+Everything is keyed by the head under which is sampled, so that luck cannot be known before the head
+exists, and a verifier with the same weights can replay any draw.
 """
 
 from __future__ import annotations
@@ -22,34 +22,37 @@ Ids = NDArray[np.int64]
 _PROMPT: Final = b"prompt"
 _UNIFORM: Final = b"u"
 FARTHEST: Final = 1e12
-"""The largest z: that of a token that could not have been drawn at all."""
+"""Largest z: that of a token that could not have been drawn at all."""
 _RESOLUTION: Final = 2.0**-53
 
 
 def beacon(head_id: bytes) -> bytes:
-    """The public luck of a head."""
+    """Return the public randomness of a head."""
     return derive("beacon", head_id)
 
 
 def slot_key(run: bytes, head_id: bytes, sampler: bytes, slot: int) -> bytes:
-    """The key of a sampler's slot number `slot` under a head. `sampler` is its public key."""
+    """Return the key of a sampler's slot under a head. `sampler` is its public key."""
     return derive("slot", run, beacon(head_id), peer_id_bytes(sampler), slot.to_bytes(8))
 
 
 def prompt_key(slot: bytes) -> bytes:
-    """What the contract makes the slot's prompt from."""
+    """Return the key from which the contract makes the slot's prompt."""
     return blake3(_PROMPT, key=slot).digest()
 
 
 def uniforms(slot: bytes, completion: int, count: int, start: int = 0) -> Floats:
-    """The numbers u[completion, start : start + count] in [0, 1), multiples of 2^-53."""
+    """Return u[completion, start : start + count] in [0, 1), multiples of 2^-53."""
     stream = blake3(_UNIFORM + completion.to_bytes(4), key=slot)
     words = np.frombuffer(stream.digest(length=8 * count, seek=8 * start), "<u8")
     return (words >> np.uint64(11)).astype(np.float64) * _RESOLUTION
 
 
 def probabilities(logits: ArrayLike, temperature: float) -> Floats:
-    """Softmax at a temperature over the last axis, in float64. Pass only the first `vocab_size` logits."""
+    """Return the softmax at a temperature over the last axis, in float64.
+
+    Pass only the first `vocab_size` logits.
+    """
     scaled = np.asarray(logits, dtype=np.float64) / temperature
     powers = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
     normalised: Floats = powers / powers.sum(axis=-1, keepdims=True)
@@ -57,7 +60,7 @@ def probabilities(logits: ArrayLike, temperature: float) -> Floats:
 
 
 def draw(probability: Floats, u: ArrayLike) -> Ids:
-    """Per row, the smallest id whose cumulative probability exceeds u times the row's sum."""
+    """Draw per row the smallest id whose cumulative probability exceeds u × the row's sum."""
     cumulative = np.cumsum(probability, axis=-1)
     targets = np.asarray(u, dtype=np.float64) * cumulative[..., -1]
     rows = zip(cumulative.reshape(-1, cumulative.shape[-1]), np.ravel(targets), strict=True)
@@ -67,7 +70,7 @@ def draw(probability: Floats, u: ArrayLike) -> Ids:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replay:
-    """Per token, how far its u lies outside the claimed token's interval: plain, and scaled by the spread there."""
+    """Distance per token of its u from the claimed interval: plain, and scaled by spread."""
 
     d: Floats
     z: Floats
@@ -90,7 +93,7 @@ def replay(probability: Floats, tokens: ArrayLike, u: ArrayLike) -> Replay:
 def distances(
     u: Floats, low: Floats, high: Floats, squares_low: Floats, squares_high: Floats, squares: Floats
 ) -> Replay:
-    """D and z from the claimed interval [low, high) and the sums of p² below its edges and over all ids."""
+    """Return D and z from the interval [low, high) and sums of p² below its edges and in all."""
     below = np.maximum(low - u, 0.0)
     above = np.maximum(u - high, 0.0)
     d = np.maximum(below, above)

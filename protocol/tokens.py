@@ -1,7 +1,8 @@
-"""Token ids and log-probabilities in few bytes. Knows nothing of groups, models or text.
+"""Compact columns of token ids and log-probabilities.
 
-A column of ids takes `bits` bits an id, the width of the run's vocabulary; a log-probability takes three bytes, in
-steps of 2^-18 down to -64. At a vocabulary of 152k that is 5.25 bytes a token, with importance weights good to 2e-6.
+A column of ids takes `bits` bits an id, the width of the run's vocabulary; a log-probability takes
+three bytes, in steps of 2^-18 down to -64. At a vocabulary of 152k that is 5.25 bytes a token, with
+importance weights good to 2e-6.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FLOOR: Final = 2**24 - 1
 
 
 def pack_ids(ids: Sequence[int] | NDArray[np.integer], vocabulary: int) -> bytes:
-    """Ids at the width of a vocabulary, the first in the lowest bits of the first byte; unused bits are zero."""
+    """Pack ids at a vocabulary's width, the first in the lowest bits; unused bits are 0."""
     array = np.asarray(ids, dtype=np.int64)
     if array.size and not 0 <= int(array.min()) <= int(array.max()) < vocabulary:
         raise OutOfRangeError(f"an id that is not between 0 and {vocabulary - 1}", "tokens")
@@ -30,7 +31,7 @@ def pack_ids(ids: Sequence[int] | NDArray[np.integer], vocabulary: int) -> bytes
 
 
 def unpack_ids(packed: bytes, count: int, bits: int) -> NDArray[np.int64]:
-    """The ids."""
+    """Unpack the ids."""
     flat = np.unpackbits(np.frombuffer(packed, np.uint8), count=bits * count, bitorder="little")
     wide = np.zeros((count, 32), np.uint8)
     wide[:, :bits] = flat.reshape(count, bits)
@@ -47,14 +48,14 @@ def check_packed(packed: bytes, count: int, bits: int, where: str) -> None:
 
 
 def bits_for(vocabulary: int) -> int:
-    """The width of a vocabulary's ids."""
+    """Return the width of a vocabulary's ids in bits."""
     if not 1 <= vocabulary <= 1 << limits.VOCABULARY_BITS:
         raise OutOfRangeError(f"a vocabulary of {vocabulary}, not of 1 to 2^{limits.VOCABULARY_BITS}")
     return max(1, (vocabulary - 1).bit_length())
 
 
 def pack_logprobs(values: ArrayLike) -> bytes:
-    """Three bytes a value, the lowest first: the rounded multiple of -2^-18, at most 2^24 - 1."""
+    """Pack three bytes a value, lowest first: the multiple of -2^-18, at most 2^24 - 1."""
     array = np.asarray(values, dtype=np.float64)
     if np.isnan(array).any() or (array > 0).any():
         raise OutOfRangeError("a log-probability that is not a number of at most 0", "logprobs")
@@ -63,7 +64,7 @@ def pack_logprobs(values: ArrayLike) -> bytes:
 
 
 def unpack_logprobs(packed: bytes) -> NDArray[np.float64]:
-    """The log-probabilities."""
+    """Unpack the log-probabilities."""
     wide = np.zeros((len(packed) // LOGPROB_BYTES, 4), np.uint8)
     wide[:, :LOGPROB_BYTES] = np.frombuffer(packed, np.uint8).reshape(-1, LOGPROB_BYTES)
     return -(wide.view("<u4").reshape(-1).astype(np.float64)) / _STEPS + 0.0

@@ -1,4 +1,4 @@
-"""The names under which nodes meet: gossip topics, stream ids, DHT keys. The major version is in each of them."""
+"""Names of gossip topics, stream ids and DHT keys, each with the major version."""
 
 from __future__ import annotations
 
@@ -48,24 +48,28 @@ STREAMS: Final = (
 
 ROLES: Final = ("trainer", "verifier", "sampler", "bootstrap")
 
-# Multihash code and length of a 32-byte BLAKE3 digest: what a DHT key must look like to other libp2p implementations.
+# Multihash code and length of a 32-byte BLAKE3 digest, as other libp2p implementations expect in a
+# DHT key.
 _BLAKE3_MULTIHASH: Final = bytes.fromhex("1e20")
 
 
 def topic(run: bytes, cargo: str) -> str:
-    """The gossip topic of one cargo of a run."""
+    """Return the gossip topic of one cargo of a run."""
     if cargo not in CARGOES:
         raise OutOfRangeError(f"{cargo!r} is none of {', '.join(CARGOES)}", "topic")
     return f"/echo/{limits.MAJOR}/{run.hex()}/{cargo}"
 
 
 def role_key(run: bytes, role: str) -> bytes:
-    """The DHT key under which the peers of one role of a run announce themselves; under the run ZERO, trainers of open runs."""
+    """Return the DHT key of the peers of one role of a run.
+
+    Under the run ZERO: trainers of open runs.
+    """
     if role not in ROLES:
         raise OutOfRangeError(f"{role!r} is none of {', '.join(ROLES)}", "role")
     return _BLAKE3_MULTIHASH + derive("role", run, role.encode())
 
 
 def blob_key(blob: bytes) -> bytes:
-    """The DHT key under which the holders of a blob announce themselves."""
+    """Return the DHT key under which the holders of a blob announce themselves."""
     return _BLAKE3_MULTIHASH + blob

@@ -1,9 +1,9 @@
-"""What a sampler says: a group of completions of one prompt, sealed by itself. Knows no model and no contract.
+"""Trajectory group: the completions of one prompt, sealed by their sampler.
 
-A group names the slot that it fills, and by its hash the head under which its tokens were drawn. Who sampled it and in
-which run stands in the envelope. Completions travel in columns: all token ids, then all log-probabilities, and so on.
-Whether ids lie in the vocabulary, the limits of the run are kept and the head is fresh is for those to say who hold
-the manifest.
+A group names the slot that it fills, and by its hash the head under which its tokens were drawn.
+Sampler and run stand in the envelope. Completions travel in columns: all token ids, then all
+log-probabilities, and so on. Whether ids lie in the vocabulary, the limits of the run are kept and
+the head is fresh is checked by those who hold the manifest.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ _PACKED_BYTES: Final = limits.VOCABULARY_BITS // 8
 
 
 class Stretch(NamedTuple):
-    """Tokens `start` up to `end` of a completion: the policy's under `heads[head]`, or the environment's (no head)."""
+    """Tokens `start` to `end` of a completion, drawn under `heads[head]`.
+
+    No head means the environment's.
+    """
 
     start: int
     end: int
@@ -56,20 +59,20 @@ class Stretch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One answer as the program sees it: a view of a group's columns, or what a group is made from."""
+    """One completion: a view of a group's columns, or what a group is made from."""
 
     ids: NDArray[np.int64]
     logprobs: NDArray[np.float64]
-    """The log-probability of each token when it was drawn; zero on the environment's tokens."""
+    """Log-probability of each token when it was drawn; zero on the environment's tokens."""
     finish: str
     reward: float
     stretches: tuple[Stretch, ...]
-    """Whose tokens they are, without a gap from the first to the last."""
+    """Origins of the tokens, without a gap from the first to the last."""
 
 
 @row
 class Span:
-    """Tokens that were not drawn under the slot's head: under a later one, or the environment's (no head)."""
+    """Tokens not drawn under the slot's head: under a later one, or environment's (no head)."""
 
     completion: Annotated[int, uint(limits.COMPLETIONS - 1)]
     start: Annotated[int, uint(limits.TOKENS - 1)]
@@ -81,8 +84,9 @@ class Span:
 class TrajectoryGroup:
     """All completions of one slot.
 
-    `bits` is the width of an id; `heads[0]` is the head whose beacon keys the slot, and under which every token was
-    drawn of which `spans` does not say otherwise. `rewards` are what the sampler claims.
+    `bits` is the width of an id; `heads[0]` is the head whose beacon keys the slot, and under which
+    every token was drawn of which `spans` does not say otherwise. `rewards` are what the sampler
+    claims.
     """
 
     KIND: ClassVar[str] = "group"
@@ -151,7 +155,7 @@ class TrajectoryGroup:
         slot: int,
         vocabulary: int,
     ) -> TrajectoryGroup:
-        """Put completions into columns."""
+        """Make a group from completions."""
         return cls(
             bits=bits_for(vocabulary),
             engine=engine,
@@ -174,14 +178,14 @@ class TrajectoryGroup:
 
     @property
     def token_count(self) -> int:
-        """Tokens of all completions."""
+        """Return the tokens of all completions."""
         return sum(self.lengths)
 
     def prompt_ids(self) -> NDArray[np.int64]:
         return unpack_ids(self.prompt, self.prompt_length, self.bits)
 
     def completions(self) -> tuple[Completion, ...]:
-        """The completions, taken out of their columns."""
+        """Return the completions, taken out of their columns."""
         cuts = list(itertools.accumulate(self.lengths))[:-1]
         ids = np.split(unpack_ids(self.tokens, self.token_count, self.bits), cuts)
         logprobs = np.split(unpack_logprobs(self.logprobs), cuts)
@@ -193,7 +197,7 @@ class TrajectoryGroup:
         )
 
     def stretches(self, index: int) -> tuple[Stretch, ...]:
-        """Whose the tokens of one completion are, without a gap."""
+        """Return the origins of one completion's tokens, without a gap."""
         found: list[Stretch] = []
         at = 0
         for span in self.spans:
@@ -209,7 +213,7 @@ class TrajectoryGroup:
 
 @record
 class GroupReference:
-    """Stands in a batch for a sealed group that is too long for gossip and is fetched as a blob."""
+    """Reference in a batch to a sealed group too long for gossip, fetched as a blob."""
 
     KIND: ClassVar[str] = "group-reference"
     LIMIT: ClassVar[int] = limits.SMALL_BYTES

@@ -1,4 +1,4 @@
-"""A verifier's finding on a group: honest or not, by which figures, for what reason; and the draw that chose it."""
+"""Verdict of a verifier on a group, with its figures, reason and lot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Scaled = Annotated[float, number(0.0, FARTHEST)]
 
 @record
 class Figures:
-    """What was measured: the seed replay's distances, the temperature contrast, the gap of log-probabilities."""
+    """Measurements: the seed replay's distances, temperature contrast, log-probability gap."""
 
     contrast: Annotated[float, number(-1.0, 1.0)]
     d_mean: _Distance
@@ -36,7 +36,7 @@ class Figures:
 
 @record
 class Verdict:
-    """One group, one finding. `draw` proves that the verifier did not choose the group."""
+    """One verdict on one group. `draw` proves that the verifier did not choose the group."""
 
     KIND: ClassVar[str] = "verdict"
     LIMIT: ClassVar[int] = limits.SMALL_BYTES
@@ -51,7 +51,7 @@ class Verdict:
 
 
 def sign_draw(verifier: Identity, run: bytes, group: bytes) -> bytes:
-    """The verifier's lot for a group: nobody else can know it before, everybody can check it after."""
+    """Return the verifier's lot for a group: secret before, checkable afterwards."""
     return verifier.sign(_draw_bytes(run, group))
 
 
@@ -61,7 +61,7 @@ def check_draw(verifier: bytes, run: bytes, group: bytes, draw: bytes) -> None:
 
 
 def drawn(draw: bytes, rate: float) -> bool:
-    """Whether a lot falls to a group at this rate of verification."""
+    """Return whether a lot selects a group at this rate of verification."""
     lot = int.from_bytes(blake3(draw, derive_key_context=context("lot")).digest(length=8), "little")
     return (lot >> 11) * 2.0**-53 < rate
 

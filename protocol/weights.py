@@ -1,4 +1,4 @@
-"""What a trainer publishes: heads, tables of frames, the layout; and what electors sign. Bytes only, no tensor.
+"""Weights messages: heads, tables of frames, the layout, votes and grants.
 
 The rules by which heads follow one another are in `protocol.chain`.
 """
@@ -40,7 +40,10 @@ ELEMENT_TYPES: Final = {"bf16": 2, "f16": 2, "f32": 4}
 
 @record
 class Route:
-    """One way to this version: from the state of head `base`, or from nothing (an anchor). `size` is all its bytes."""
+    """One way to this version: from head `base`, or from nothing (an anchor).
+
+    `size` is all its bytes.
+    """
 
     base: Annotated[bytes | None, optional(blob(DIGEST_BYTES, DIGEST_BYTES))]
     codec: Slug
@@ -50,7 +53,7 @@ class Route:
 
 @record
 class WeightsHead:
-    """One version of the weights: how it is proven, how it is reached, and on what it was trained."""
+    """One version of the weights: its proof, its routes, and the groups trained on."""
 
     KIND: ClassVar[str] = "head"
     LIMIT: ClassVar[int] = limits.HEAD_BYTES
@@ -79,13 +82,13 @@ class WeightsHead:
 
     @property
     def anchor(self) -> Route | None:
-        """The route that needs no earlier version."""
+        """Return the route that needs no earlier version."""
         return next((route for route in self.routes if route.base is None), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Frame:
-    """One chunk's bytes on a route: their hash and size, and the hash of the chunk after they were applied."""
+    """One chunk's bytes on a route: hash, size, and the hash of the chunk afterwards."""
 
     blob: bytes
     size: int
@@ -94,7 +97,10 @@ class Frame:
 
 @record
 class ChunkTable:
-    """The frames of a route, chunk after chunk, in columns. A chunk that does not change has size 0 and hash zero."""
+    """Frames of a route, chunk after chunk, in columns.
+
+    A chunk that does not change has size 0 and hash zero.
+    """
 
     LIMIT: ClassVar[int] = limits.TABLE_BYTES
 
@@ -148,7 +154,7 @@ class TensorEntry:
 
 @record
 class Layout:
-    """The canonical state: which tensors, in ascending order of their names. A blob, named in the manifest."""
+    """Tensors of the canonical state, sorted by name. A blob, named in the manifest."""
 
     LIMIT: ClassVar[int] = limits.LAYOUT_BYTES
     ITEMS: ClassVar[int] = limits.MANY_ITEMS
@@ -161,7 +167,7 @@ class Layout:
 
 @record
 class TermVote:
-    """An elector's one vote of a term: this key may lead it, going on from this head."""
+    """An elector's one vote of a term: the leader, and the head to go on from."""
 
     KIND: ClassVar[str] = "vote"
     LIMIT: ClassVar[int] = limits.SMALL_BYTES
@@ -182,7 +188,7 @@ class Ballot:
 
 @record
 class TermGrant:
-    """The votes of a majority, in one object that proves itself: whoever holds it may lead the term."""
+    """Votes of a majority, which prove that the leader may lead the term."""
 
     LIMIT: ClassVar[int] = limits.GRANT_BYTES
 
@@ -204,5 +210,5 @@ class TermGrant:
 
 
 def cast(vote: TermVote, elector: Identity, run: bytes) -> Ballot:
-    """Sign a vote. Whoever calls this has already put the vote on disk."""
+    """Sign a vote that is already on disk."""
     return Ballot(elector.public, sign_body(TermVote.KIND, wire.encode(vote), elector, run))

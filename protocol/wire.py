@@ -1,8 +1,9 @@
-"""Frozen wire types, from canonical values and back. Knows the shape of messages, and no message.
+"""Frozen wire types, from canonical values and back.
 
-A wire type is a class under `@record` (a map on the wire) or `@row` (an array); each field is annotated with the
-codec of `protocol.fields` that bounds it. Rules between fields stand in the type's `check`. A type that travels by
-itself says in `LIMIT` how many bytes it may take, and in `ITEMS` how many items if they are many.
+A wire type is a class under `@record` (a map on the wire) or `@row` (an array); each field is
+annotated with the codec of `protocol.fields` that bounds it. Rules between fields stand in the
+type's `check`. A type that travels by itself says in `LIMIT` how many bytes it may take, and in
+`ITEMS` how many items if they are many.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 class Shape:
-    """How a wire type travels: exactly its fields, as a map or as an array, then the type's own `check`."""
+    """Codec of a wire type: exactly its fields, as a map or an array, then its `check`."""
 
     def __init__(self, cls: type) -> None:
         hints = get_type_hints(cls, include_extras=True)
@@ -80,7 +81,7 @@ class Shape:
 
     @staticmethod
     def _locate(error: ProtocolError, fields: Iterable[tuple[str, Load, Any]]) -> None:
-        """Name the field at fault. Only an error pays for this, and every good message is spared the bookkeeping."""
+        """Name the field at fault. Only an error pays for this bookkeeping."""
         for name, convert, value in fields:
             try:
                 convert(value)
@@ -105,7 +106,7 @@ def record(cls: type[T]) -> type[T]:
 
 @dataclass_transform(frozen_default=True)
 def row(cls: type[T]) -> type[T]:
-    """Make a frozen wire type that is an array of its fields, in their order, on the wire."""
+    """Make a frozen wire type that is an array of its fields, in order, on the wire."""
     return _wire_type(cls, positional=True)
 
 
@@ -118,12 +119,12 @@ def _wire_type(cls: type[T], *, positional: bool) -> type[T]:
 
 
 def of(cls: type) -> Codec:
-    """The codec of a wire type."""
+    """Return the codec of a wire type."""
     return cls.__wire__  # type: ignore[attr-defined, no-any-return]
 
 
 def encode(message: object) -> bytes:
-    """The one byte form of a wire type."""
+    """Encode a wire type in its one byte form."""
     cls: Any = type(message)
     packed = canonical.pack(of(cls).dump(message))
     if len(packed) > cls.LIMIT:
@@ -132,7 +133,7 @@ def encode(message: object) -> bytes:
 
 
 def decode(cls: type[T], data: bytes) -> T:
-    """The message of a byte form, with every limit checked."""
+    """Decode a message, with every limit checked."""
     bounds: Any = cls
     value = canonical.decode(data, most=bounds.LIMIT, items=getattr(bounds, "ITEMS", limits.ITEMS))
     loaded: T = of(cls).load(value)

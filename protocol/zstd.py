@@ -1,7 +1,7 @@
-"""One zstd frame (RFC 8878), bounded before it is opened; and the codec that is nothing more: a chunk, whole, in one.
+"""One zstd frame (RFC 8878), bounded before it is opened; and the raw codec.
 
-A frame says in its header how much it holds, and holds that. It is opened only if that is little enough, and nothing may
-stand before, beside or behind it. What the bytes mean is not known here.
+A frame says in its header how much it holds, and holds that. It is opened only if that is little
+enough, and nothing may stand before, beside or behind it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from protocol import limits
 from protocol.errors import BadFrameError, InconsistentError, TooLargeError
 
 RAW_CODEC: Final = "raw-zstd1"
-"""A route whose frames are chunks as they are, each in one zstd frame: for elements that are not 16 bits wide."""
+"""Route codec with each chunk as it is in one zstd frame: for elements not 16 bits wide."""
 _MAGIC: Final = bytes.fromhex("28b52ffd")
 _CONTENT_BYTES: Final = (1, 2, 4, 8)
 _PLAIN: Final = zstandard.ZstdCompressionParameters.from_level(1)
-# Columns hold next to no repetition. Where zstd finds some all the same, it costs more than the Huffman code that it
-# replaces: a table of 64 places hides it, and makes frames of deltas 1 % smaller.
+# Columns hold next to no repetition. Where zstd finds some all the same, it costs more than the
+# Huffman code that it replaces: a table of 64 places hides it, and makes frames of deltas 1 %
+# smaller.
 _COLUMNS: Final = zstandard.ZstdCompressionParameters.from_level(1, hash_log=6, min_match=7)
 
 
 def pack_columns(columns: Sequence[bytes]) -> bytes:
-    """One frame with these bytes in a row. Each column starts a block, and so has a Huffman code of its own."""
+    """Pack columns into one frame. Each starts a block, and so has its own Huffman code."""
     job = zstandard.ZstdCompressor(compression_params=_COLUMNS).compressobj(size=sum(map(len, columns)))
     *earlier, last = [column for column in columns if column]
     done = [job.compress(column) + job.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for column in earlier]
@@ -33,7 +34,7 @@ def pack_columns(columns: Sequence[bytes]) -> bytes:
 
 
 def unpack(frame: bytes, most: int) -> bytes:
-    """What a frame holds, if it says that this is at most so many bytes."""
+    """Unpack a frame that declares at most so many bytes."""
     if len(frame) > limits.FRAME_BYTES:
         raise TooLargeError(f"a frame of {len(frame)} bytes, of at most {limits.FRAME_BYTES}")
     size = _content_size(frame)
@@ -51,7 +52,7 @@ def unpack(frame: bytes, most: int) -> bytes:
 
 
 def _content_size(frame: bytes) -> int:
-    """What the header says, once it has a form that is allowed."""
+    """Return the content size in a header of an allowed form."""
     if frame[:4] != _MAGIC or len(frame) < 6:
         raise BadFrameError("no zstd frame")
     descriptor = frame[4]
@@ -75,12 +76,12 @@ def _content_size(frame: bytes) -> int:
 
 
 def encode_raw(chunk: bytes) -> bytes:
-    """The frame of a chunk as it is."""
+    """Encode a chunk as it is."""
     return zstandard.ZstdCompressor(compression_params=_PLAIN).compress(chunk)
 
 
 def decode_raw(frame: bytes, size: int) -> bytes:
-    """The chunk of so many bytes that a frame holds."""
+    """Decode a chunk of so many bytes."""
     chunk = unpack(frame, size)
     if len(chunk) != size:
         raise InconsistentError(f"a frame of {len(chunk)} bytes for a chunk of {size}")

@@ -1,4 +1,4 @@
-"""Engines of samplers that cheat, for whoever has to find them out."""
+"""Engines of cheating samplers, for tests of their detection."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from echo_node.engine.base import Engine, SlotRequest, generate_groups
 
 
 class OwnLuck:
-    """An engine that draws by its own keys, as a sampler does that tries until it likes what it sees.
+    """An engine that draws with its own keys, as a sampler does that retries for better rewards.
 
-    In one of two hundred groups of the embedded task another luck draws just what its slot asks for, and nobody could tell:
-    its first draw is never the right one.
+    In one of two hundred groups of the embedded task other uniforms draw just what the slot's do,
+    and nobody could tell: the first draw here is never the right one.
     """
 
     def __init__(self, engine: Engine) -> None:

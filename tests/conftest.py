@@ -1,4 +1,4 @@
-"""What every test shares: the hypothesis profile, and the rule that no test leaves a process behind."""
+"""Shared by all tests: the hypothesis profile, and a check that no process is left behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def no_process_is_left_behind():
 
 @pytest.fixture(autouse=True)
 def what_the_network_has_silenced_stays_silent():
-    """A command that is run within a test lets libraries speak of errors, for its process; this one has more to do."""
+    """Restore the level of libp2p's logger, which a command that runs within a test changes."""
     library = logging.getLogger("libp2p")
     before = library.level
     yield

@@ -1,4 +1,4 @@
-"""A real run of the embedded model, and groups for it that are sealed by real keys but written by hand, good or bad."""
+"""A real run of the embedded model, and hand-written groups for it, sealed by real keys."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import hashlib
 
 import numpy as np
 
-from echo_node import embedded
 from echo_node.config import DemoConfig
 from echo_node.demo.swarm import Demo
-from echo_node.metrics import Records
-from echo_node.run import Run
+from echo_node.models import embedded
+from echo_node.runs.run import Run
+from echo_node.telemetry.metrics import Records
 from protocol import (
     ZERO,
     Completion,
@@ -54,7 +54,7 @@ def open_run(mode: str = "async", staleness: int = 2, group_size: int = 2) -> Ru
 def changed_run(run: Run, **changes) -> Run:
     """The same run with another manifest, sealed and opened again."""
     return Run.open(
-        seal(dataclasses.replace(run.told, **changes), TRAINER, ZERO), embedded.folder(), jailed=False
+        seal(dataclasses.replace(run.manifest, **changes), TRAINER, ZERO), embedded.folder(), jailed=False
     )
 
 
@@ -101,14 +101,14 @@ def right_answer(run: Run, head_id: bytes, sampler: bytes, slot: int) -> Complet
 def group(run: Run, head_id: bytes, sampler: Identity, slot: int, completions=None) -> TrajectoryGroup:
     """What an honest sampler with a perfect model would say."""
     _, ids = run.prompt(run.slot_key(head_id, sampler.public, slot))
-    size = run.told.sampling.group_size
+    size = run.manifest.sampling.group_size
     return TrajectoryGroup.of(
         prompt=ids,
         completions=completions or [right_answer(run, head_id, sampler.public, slot)] * size,
         engine=ENGINE,
         heads=(head_id,),
         slot=slot,
-        vocabulary=run.told.model.vocab_size,
+        vocabulary=run.manifest.model.vocab_size,
     )
 
 

@@ -1,4 +1,4 @@
-"""The one door for configuration: what wins, what is refused, and that what was used can be used again."""
+"""Configuration: precedence, refusals, and a resolved copy that loads again."""
 
 from __future__ import annotations
 

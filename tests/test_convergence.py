@@ -1,4 +1,4 @@
-"""The convergence benchmark in small: every side takes a few steps, and the numbers are read off the curves rightly."""
+"""The convergence benchmark in small: a few steps per side, and numbers read off rightly."""
 
 import json
 

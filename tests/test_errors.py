@@ -66,7 +66,7 @@ def test_every_leaf_is_an_echo_error_and_drawn_in_the_tree():
 
 
 def test_a_panic_of_a_library_is_an_error_and_not_the_end():
-    """Libraries in Rust raise what is no `Exception`; a tokenizer that a stranger wrote can make one do so."""
+    """Rust libraries raise what is no `Exception`; a stranger's tokenizer can make one do so."""
     import tokenizers
 
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, "a"))

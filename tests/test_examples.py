@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.runfile import read_manifest
+from echo_node.runs.spec import read_manifest
 from protocol import Identity
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -38,7 +38,7 @@ def test_one_process_learns_in_about_forty_lines():
 
 @pytest.fixture(scope="module")
 def python_with_own_contract(tmp_path_factory):
-    """A Python that has all that this one has, and the example's package: contracts are found where packages are installed."""
+    """Make a Python with this one's packages and the example's, where contracts are found."""
     home = tmp_path_factory.mktemp("own")
     venv.create(home, with_pip=False)
     python = home / "bin" / "python"

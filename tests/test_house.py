@@ -1,23 +1,63 @@
-"""The house stands: the packages are ours, the arrows hold, the README describes what is there."""
+"""The shape of the repository: packages, layers, file names, and pages that name what exists."""
 
 from __future__ import annotations
 
+import pydoc
 import re
 import statistics
 import subprocess
 import sys
+import tomllib
+from collections import Counter
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import typer
 
-from echo_node.cli import app
+from echo_node.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 README = (ROOT / "README.md").read_text()
+PAGES = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+)
 ROOMS = ("bootstrap", "echo_node", "protocol")
+NOUNS = {
+    "batch_scoring",
+    "continuous_batching",
+    "finding",
+    "formatting",
+    "peer_scoring",
+    "prefix_sharing",
+    "seeding",
+    "sharding",
+    "token_sampling",
+    "tree_packing",
+}
+"""Names in -ing that are nouns of the field. Elsewhere: `delivery`, not `posting`."""
+SHARED = {
+    "__init__": "a package",
+    "__main__": "what `python -m` runs",
+    "base": "the interface of a package",
+    "client": "the side that asks",
+    "download": "bytes from peers: of one blob, of a run's model",
+    "errors": "why something failed",
+    "loop": "the main loop of a role",
+    "main": "where a program starts",
+    "process": "a child process as its parent sees it",
+    "progress": "how far something is",
+    "serde": "values to bytes for a pipe",
+    "server": "the side that answers",
+    "swarm": "peers that are connected: of libp2p, and of the demo",
+    "view": "what is shown to a person",
+    "wire": "frames of a protocol",
+}
+"""Base names that stand more than once outside of cli/, each with the one thing that it means."""
 EVERY_MODULE = """
 import importlib, pkgutil, protocol
 for module in pkgutil.walk_packages(protocol.__path__, "protocol."):
@@ -30,7 +70,7 @@ def run(*command, cwd=ROOT) -> subprocess.CompletedProcess[str]:
 
 
 def python(code: str, cwd: Path) -> str:
-    """What a fresh interpreter prints, far from the repository, so that only the install can help it."""
+    """Return what a fresh interpreter prints outside the repository: only the install counts."""
     done = run(sys.executable, "-c", code, cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -68,23 +108,61 @@ def test_the_arrows_between_the_rooms_hold():
     assert done.returncode == 0, done.stdout
 
 
-def test_every_room_in_the_readme_exists():
-    tree = re.search(r"## The rooms\n.*?```\n(.*?)```", README, re.DOTALL)
-    assert tree, "the README shows the tree under `## The rooms`"
-    above: list[str] = []
-    for line in tree[1].splitlines():
-        indent, name = re.match(r"( *)(\S+)", line).groups()
-        above[len(indent) // 2 :] = [name]
-        assert Path(ROOT, *above).exists(), "/".join(above)
+def test_the_readme_is_short_and_its_table_has_every_package():
+    assert len(README.splitlines()) <= 160
+    table = README.split("## Packages\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([\w./]+)` \| (.+) \|$", table, re.MULTILINE)
+    packages = {f"echo_node/{path.parent.name}/" for path in ROOT.glob("echo_node/*/__init__.py")}
+    modules = {f"echo_node/{name}.py" for name in ("config", "errors", "node")}
+    assert {name for name, _ in rows} == packages | modules | {"protocol/", "bootstrap/"}
+    assert len(rows) == len({name for name, _ in rows})
+    assert all(len(holds) > 20 for _, holds in rows)
 
 
-def test_every_room_stands_in_the_readme():
-    tree = README.split("## The rooms")[1]
-    shown = set(re.findall(r"^ *(\w+)/ ", tree, re.MULTILINE))
-    packages = {path.parent.name for room in ROOMS for path in ROOT.glob(f"{room}/**/__init__.py")}
-    assert packages <= shown
-    files = {path.name for path in ROOT.glob("echo_node/*.py")} - {"__init__.py"}
-    assert files == set(re.findall(r"^  (\w+\.py) ", tree, re.MULTILINE))
+def test_the_layers_of_the_architecture_page_are_those_that_import_linter_holds():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    page = (ROOT / "ARCHITECTURE.md").read_text().split("## Layers\n")[1].split("```\n")[1]
+    drawn = [re.split(r" {3,}", line.strip())[0] for line in page.splitlines()]
+    assert drawn == [layer.replace("echo_node.", "") for layer in layers]
+
+
+@pytest.mark.parametrize("page", [*PAGES, "SECURITY.md"])
+def test_every_file_that_a_page_names_exists(page):
+    text = (ROOT / page).read_text()
+    files = set(
+        re.findall(
+            r"[\w.-]+(?:/[\w.-]+)*\.py\b|(?:[\w.-]+/)+[\w.-]+\.(?:json|md|png|service|sh|toml)\b", text
+        )
+    )
+    folders = set(re.findall(r"`((?:[\w.-]+/)+)`", text))
+    places = (ROOT, ROOT / "echo_node", (ROOT / page).parent)
+    for name in files | folders:
+        there = any((place / name).exists() for place in places)
+        assert there, f"{name}: no such file"
+    for name in re.findall(r"`((?:echo_node|protocol|bootstrap)(?:\.\w+)+)`", text):
+        assert pydoc.locate(name) is not None, name
+
+
+def test_the_root_of_the_node_has_no_other_modules():
+    assert {path.stem for path in ROOT.glob("echo_node/*.py")} == {
+        "__init__",
+        "__main__",
+        "config",
+        "errors",
+        "node",
+    }
+
+
+def test_no_module_is_named_by_a_verb_in_ing():
+    names = {path.stem for path in ROOT.glob("echo_node/**/*.py")}
+    assert {name for name in names if name.endswith("ing")} <= NOUNS
+
+
+def test_a_base_name_stands_once_unless_it_means_the_same_everywhere():
+    files = [path for path in ROOT.glob("echo_node/**/*.py") if path.parent.name != "cli"]  # after commands
+    count = Counter(path.stem for path in files)
+    assert {name for name, times in count.items() if times > 1} <= set(SHARED)
 
 
 def test_the_help_of_every_command_is_as_wide_as_the_terminal():
@@ -93,16 +171,17 @@ def test_the_help_of_every_command_is_as_wide_as_the_terminal():
         for inner in getattr(command, "commands", {}).values():
             yield from helps(inner)
 
-    told = list(helps(typer.main.get_command(app)))
-    assert len(told) > 30
-    assert not any("\n" in paragraph for text in told for paragraph in text.strip().split("\n\n"))
+    texts = list(helps(typer.main.get_command(app)))
+    assert len(texts) > 30
+    assert not any("\n" in paragraph for text in texts for paragraph in text.strip().split("\n\n"))
 
 
 def test_every_make_target_that_the_docs_name_exists():
     there = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    docs = README + (ROOT / "CONTRIBUTING.md").read_text()
+    docs = "".join((ROOT / page).read_text() for page in PAGES)
     named = set(re.findall(r"(?:`|^)make ([a-z]+)", docs, re.MULTILINE))
-    assert {"demo", "test"} <= named <= there
+    assert {"demo", "test"} <= named
+    assert named <= there
 
 
 def test_the_command_line_answers():

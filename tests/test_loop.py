@@ -1,4 +1,4 @@
-"""The whole way of the data, on the in-memory network, proven from records and signatures and not from the code's word."""
+"""The training loop on the in-memory network, proven from records and signatures."""
 
 import hashlib
 from collections import Counter
@@ -11,12 +11,12 @@ import trio
 from echo_node.config import DemoConfig
 from echo_node.demo.swarm import Demo
 from echo_node.errors import PeerError
-from echo_node.metrics import Records
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
-from echo_node.net.outbox.deliveries import deliver
+from echo_node.net.outbox.direct_delivery import deliver
 from echo_node.node import Node
 from echo_node.sampler.loop import SamplerLoop
+from echo_node.telemetry.metrics import Records
 from protocol import (
     ZERO,
     Identity,
@@ -32,7 +32,7 @@ from protocol import (
 
 
 class Eavesdropper:
-    """A peer that hears all gossip of a run, and so can hold the trainer's records against what was signed."""
+    """A peer that receives all gossip of a run, to compare it with the records."""
 
     def __init__(self, run):
         self.run = run
@@ -130,19 +130,19 @@ async def test_who_is_asked_hears_what_was_taken_and_knows_its_pace(monkeypatch)
     loops, work = [], SamplerLoop.work
     monkeypatch.setattr(SamplerLoop, "work", lambda loop: (loops.append(loop), work(loop))[1])
 
-    def told():
+    def sampler_status():
         return [node.status() for node in demo.samplers]
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(demo.play)
         with trio.fail_after(200):
-            while not demo.samplers or any(each.get("accepted", 0) < 8 for each in told()):  # noqa: ASYNC110 - it is plain data
+            while not demo.samplers or any(each.get("accepted", 0) < 8 for each in sampler_status()):  # noqa: ASYNC110 - it is plain data
                 await trio.sleep(0.05)
-        assert all(each["seconds_per_group"] > 0 and not each["refused"] for each in told())
+        assert all(each["seconds_per_group"] > 0 and not each["refused"] for each in sampler_status())
         used = Counter(group.sampler for record in demo.records.steps for group in record.groups)
-        for node, each in zip(demo.samplers, told(), strict=True):
+        for node, each in zip(demo.samplers, sampler_status(), strict=True):
             assert 8 <= each["accepted"] <= used[node._identity.public] + 4, "4 of each batch are its own"
-        assert [loop._keeping_up._steps > 0 for loop in loops] == [True, True], "steps are measured as well"
+        assert [loop._throughput._steps > 0 for loop in loops] == [True, True], "steps are measured as well"
         nursery.cancel_scope.cancel()
 
 
@@ -196,7 +196,7 @@ async def test_in_flight_groups_name_the_head_of_each_span_and_are_as_stale_as_t
 
 @pytest.mark.parametrize(("engine", "most"), [("torch/f32", 1e-8), ("llama/f32", 1e-8), ("llama/f16", 1e-6)])
 async def test_importance_weights_are_one_when_the_versions_agree(engine, most):
-    """The engine's log-probabilities and the trainer's own, of the same weights: the claim is as good as a recomputation."""
+    """The engine's log-probabilities equal the trainer's own, of the same weights."""
     demo, _ = await play(DemoConfig(mode="sequential", steps=3, batch_groups=8, group_size=4, engine=engine))
     for record in demo.records.steps:
         assert record.mismatch_kl < most, (
@@ -207,7 +207,7 @@ async def test_importance_weights_are_one_when_the_versions_agree(engine, most):
 
 
 async def test_an_engine_that_is_killed_is_started_again_and_its_slots_are_filled():
-    """The slots of a head are drawn by their keys, so that the step is the same as if nothing had happened."""
+    """The slots of a head are keyed, so that the step is the same as without the kill."""
     config = DemoConfig(mode="sequential", steps=4, batch_groups=8, group_size=4, samplers=1, seed=3)
     _, undisturbed = await play(config)
 
@@ -215,7 +215,9 @@ async def test_an_engine_that_is_killed_is_started_again_and_its_slots_are_fille
         while not demo.records.steps:  # noqa: ASYNC110 - records are plain data and have no event
             await trio.sleep(0.01)
         engine = next(
-            child for child in psutil.Process().children() if "echo_node.engine.serving" in child.cmdline()
+            child
+            for child in psutil.Process().children()
+            if "echo_node.engine.worker.main" in child.cmdline()
         )
         engine.kill()
 
@@ -236,8 +238,8 @@ async def test_cancelling_ends_everything_at_once():
 
 
 async def test_a_stranger_that_joins_and_never_answers_does_not_end_the_trainer(monkeypatch):
-    """It was there first, so version 0 has nobody else in its roster; the trainer goes on when somebody honest comes."""
-    monkeypatch.setattr("echo_node.trainer.loop.NOBODY_SECONDS", 0.2)
+    """Version 0 has only the stranger in its roster; an honest sampler joins later."""
+    monkeypatch.setattr("echo_node.trainer.batch_source.NOBODY_SECONDS", 0.2)
     demo = Demo(DemoConfig(mode="sequential", steps=2, batch_groups=4, group_size=2), Records())
     run, trainer = demo._open_run(jailed=False), demo._identity("trainer")
     join = Join(agent="", engine="torch/f32", head=ZERO, name="")

@@ -1,4 +1,4 @@
-"""The poisoned swarm in small: every cheat passes all cheap checks and no dear one, and numbers are read off rightly."""
+"""The poisoned swarm in small: every cheat passes the cheap checks and fails a costly one."""
 
 import dataclasses
 import itertools
@@ -9,14 +9,15 @@ import pytest
 from benchmarks.poisoned import BELIEVED, CLEAN, VERIFIED, bounds_lines, figures, run_all
 from benchmarks.poisoned_cheats import TURNS, CheatingEngine
 from benchmarks.poisoned_swarm import CHEATS, Outcome, play
-from echo_node.admission import Admission, Admitted
 from echo_node.engine.base import never
 from echo_node.engine.local import LocalEngine
-from echo_node.engine.torch import TorchDecoder
-from echo_node.run import read_model
+from echo_node.engine.torch_decoder import TorchDecoder
+from echo_node.rollouts.admission import Admission
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.run import read_model
 from echo_node.sampler.rollout import Rollout
 from echo_node.trainer.grpo import advantages
-from echo_node.verifier.judging import Judge
+from echo_node.verifier.replay_check import ReplayCheck
 from protocol import Envelope
 from tests.crafting import SAMPLERS, Chain, open_run, roster
 
@@ -32,11 +33,11 @@ def stage():
     decoder = TorchDecoder(run.folder, device="cpu", dtype="f32", threads=1)
     with closing(LocalEngine(decoder)) as judge:
         judge.load(head.id, read_model(run.folder))
-        yield run, head, Judge(run, lambda _head: judge)
+        yield run, head, ReplayCheck(run, lambda _head: judge)
 
 
-def fill(run, head, *, turn: int = 0, honest_groups: int = 0) -> list[Admitted]:
-    """What a cheating sampler sends in its call of this number, as the trainer and the verifiers let it in."""
+def fill(run, head, *, turn: int = 0, honest_groups: int = 0) -> list[RolloutRecord]:
+    """Return what a cheating sampler sends in this call, as admitted by trainer and verifiers."""
     with closing(CheatingEngine(run, rows=SLOTS * 8, honest_groups=honest_groups)) as engine:
         engine.load(head.id, read_model(run.folder))
         rollout = Rollout(run, SAMPLER, engine)
@@ -50,8 +51,8 @@ def fill(run, head, *, turn: int = 0, honest_groups: int = 0) -> list[Admitted]:
 def test_a_cheat_passes_every_cheap_check_and_is_condemned_by_one_look(stage, turn):
     run, head, judge = stage
     groups = fill(run, head, turn=turn)
-    assert all(isinstance(group, Admitted) for group in groups)
-    breaches = [judge.judge(group).breach for group in groups]
+    assert all(isinstance(group, RolloutRecord) for group in groups)
+    breaches = [judge.check(group).breach for group in groups]
     assert all(breach is not None and breach.sure for breach in breaches)
 
 
@@ -59,21 +60,21 @@ def test_a_cheat_that_earns_trust_first_is_honest_for_so_long(stage):
     run, head, judge = stage
     early = fill(run, head, honest_groups=SLOTS)
     late = fill(run, head, turn=1, honest_groups=SLOTS)
-    assert [judge.judge(group).breach for group in early] == [None] * SLOTS
-    assert all(judge.judge(group).breach is not None for group in late)
+    assert [judge.check(group).breach for group in early] == [None] * SLOTS
+    assert all(judge.check(group).breach is not None for group in late)
 
 
 def test_what_is_typed_in_is_half_right_so_that_it_counts_as_much_as_a_group_can(stage):
     run, head, _ = stage
     for group in fill(run, head):
-        said = group.group.message.completions()
-        rewards = [score.value for score in run.scores(group.prompt, [each.ids for each in said])]
-        assert rewards == [each.reward for each in said]
+        completions = group.message.completions()
+        rewards = [score.value for score in run.scores(group.prompt, [each.ids for each in completions])]
+        assert rewards == [each.reward for each in completions]
         assert sorted(advantages(rewards, "mean")) == [-0.5] * 4 + [0.5] * 4
 
 
 def outcome(side: str, rewards: list[float], **changes) -> Outcome:
-    told = Outcome(
+    base = Outcome(
         side=side,
         seed=0,
         curve=[(10 * number, reward) for number, reward in enumerate(rewards)],
@@ -86,7 +87,7 @@ def outcome(side: str, rewards: list[float], **changes) -> Outcome:
         honest_condemned=0,
         verdicts={},
     )
-    return dataclasses.replace(told, **changes)
+    return dataclasses.replace(base, **changes)
 
 
 def sides(verified: list[float], believed: list[float], **changes) -> dict[str, list[Outcome]]:
@@ -98,18 +99,23 @@ def sides(verified: list[float], believed: list[float], **changes) -> dict[str, 
 
 
 def test_the_numbers_are_read_off_the_curves():
-    told = figures(sides([0.3, 0.7, 0.9], [0.3, 0.1, 0.1], forged_trained=3, made_before_verdict=(8, 16)))
-    assert told["poisoned_steps_over_clean"] == 1.5
-    assert told["unverified_final_reward"] == pytest.approx(0.1667, abs=1e-4)
-    assert told["cheats_muted_after_groups"] == [[8, 16]]
-    assert (told["forged_groups_trained"], told["forged_groups_trained_unverified"]) == (3, 7)
-    assert [line.rsplit(": ", 1)[1] for line in bounds_lines(told)] == ["MISSED", "holds", "holds", "holds"]
+    results = figures(sides([0.3, 0.7, 0.9], [0.3, 0.1, 0.1], forged_trained=3, made_before_verdict=(8, 16)))
+    assert results["poisoned_steps_over_clean"] == 1.5
+    assert results["unverified_final_reward"] == pytest.approx(0.1667, abs=1e-4)
+    assert results["cheats_muted_after_groups"] == [[8, 16]]
+    assert (results["forged_groups_trained"], results["forged_groups_trained_unverified"]) == (3, 7)
+    assert [line.rsplit(": ", 1)[1] for line in bounds_lines(results)] == [
+        "MISSED",
+        "holds",
+        "holds",
+        "holds",
+    ]
 
 
 def test_a_swarm_that_never_gets_there_holds_no_bound():
-    told = figures(sides([0.3, 0.3, 0.3], [0.9] * 3, honest_condemned=1, cheats_muted=1))
-    assert told["poisoned_steps_over_clean"] is None
-    assert all(line.endswith("MISSED") for line in bounds_lines(told))
+    results = figures(sides([0.3, 0.3, 0.3], [0.9] * 3, honest_condemned=1, cheats_muted=1))
+    assert results["poisoned_steps_over_clean"] is None
+    assert all(line.endswith("MISSED") for line in bounds_lines(results))
 
 
 def test_a_few_steps_of_a_verified_swarm_find_the_cheat_and_nobody_else():
@@ -122,5 +128,5 @@ def test_a_few_steps_of_a_verified_swarm_find_the_cheat_and_nobody_else():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_poisoned_swarm_learns_as_the_clean_one_does_if_it_is_verified_and_only_then():
-    told = figures(run_all([0], 160, "sampled", 1, lambda _text: None))
-    assert [line for line in bounds_lines(told) if line.endswith("MISSED")] == []
+    results = figures(run_all([0], 160, "sampled", 1, lambda _text: None))
+    assert [line for line in bounds_lines(results) if line.endswith("MISSED")] == []

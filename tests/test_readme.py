@@ -1,4 +1,4 @@
-"""The README, walked by somebody who types what it says: every command of it is run here, or by the test that is named."""
+"""README.md and docs/ as a stranger follows them: each command is run here or by a named test."""
 
 from __future__ import annotations
 
@@ -17,24 +17,64 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        ROOT / "examples" / "own_contract" / "README.md",
+    )
+}
+README = PAGES["README.md"]
 LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0")
+WALKED = (
+    ("docs/operator.md", "Train a model"),
+    ("docs/operator.md", "Two machines"),
+    ("docs/volunteer.md", "Lend a machine"),
+    ("README.md", "Lend a machine"),
+    ("README.md", "Train a model"),
+)
+"""Sections whose every command is run in this file."""
+NEW_CONTRACT = "tests/cli/test_contract.py::test_a_new_contract_is_installed_listed_tried_and_scored"
+OWN_CONTRACT = "tests/test_examples.py::test_a_contract_of_ones_own_stands_its_trial_and_is_learnt"
 ELSEWHERE = {
-    "make demo": "tests/test_demo.py::test_the_demo_ends_with_a_summary_a_picture_and_a_line_of_json",
+    "make demo": "tests/cli/test_demo.py::test_the_demo_ends_with_a_summary_a_picture_and_a_line_of_json",
     "make test": "",  # this
-    "echo-node engines": "tests/test_engines_cli.py::test_engines_are_measured_by_generating_and_one_is_chosen",
-    "echo-node verifier calibrate": "tests/test_verifier_cli.py::test_tolerances_come_out_as_lines_that_a_manifest_takes",
-    "echo-node contract": "tests/contract/test_contract_cli.py::test_a_new_contract_is_installed_listed_tried_and_scored",
-    "pip install": "tests/contract/test_contract_cli.py::test_a_new_contract_is_installed_listed_tried_and_scored",
+    "echo-node engines": "tests/cli/test_engines.py::test_engines_are_measured_by_generating_and_one_is_chosen",
+    "echo-node join --role verifier": "tests/swarm/test_swarm.py::test_five_processes_learn_first_by_asking_and_then_without_waiting",
+    "echo-node join --role trainer digits --nproc": "tests/swarm/test_swarm.py::test_a_trainer_of_two_processes_is_one_peer",
+    "torchrun": "tests/trainer/test_distributed.py::test_when_the_launcher_is_ended_no_rank_goes_on",
+    "echo-node verifier calibrate": "tests/cli/test_verifier.py::test_tolerances_come_out_as_lines_that_a_manifest_takes",
+    "echo-node contract show digits-sorted": "tests/cli/test_contract.py::test_samples_are_shown_with_a_right_and_a_wrong_answer",
+    "echo-node contract test digits-sorted": OWN_CONTRACT,
+    "echo-node contract": NEW_CONTRACT,
+    "pip install examples/own_contract": OWN_CONTRACT,
+    "pip install": NEW_CONTRACT,
+    "python -m pytest examples/own_contract": OWN_CONTRACT,
+    "python examples/own_contract/learn.py": OWN_CONTRACT,
     "python -m bootstrap": "tests/bootstrap/test_seed.py::test_a_seed_keeps_its_address_and_ends_in_peace",
 }
+"""How a command begins, and the test that runs such a command; the first that fits counts."""
+HERE_DOCUMENT = re.compile(r"^cat > .*?<<END\n(.*?)^END\n", re.DOTALL | re.MULTILINE)
 
 
-def commands(section: str) -> list[str]:
-    """What a section tells to type, without the comments."""
-    text = README.split(f"## {section}\n")[1].split("\n## ")[0]
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
-    return [line.split("  #")[0].strip() for line in lines]
+def section_of(page: str, section: str) -> str:
+    return PAGES[page].split(f"## {section}\n")[1].split("\n## ")[0]
+
+
+def typed(text: str) -> list[str]:
+    """The commands in the shell blocks of a text, without comments and here-documents."""
+    blocks = [
+        block for kind, block in re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL) if kind in {"", "sh"}
+    ]
+    lines = [
+        line.split("  #")[0].strip() for block in blocks for line in HERE_DOCUMENT.sub("", block).splitlines()
+    ]
+    return [line for line in lines if line]
+
+
+def commands(page: str, section: str) -> list[str]:
+    return typed(section_of(page, section))
 
 
 class Person:
@@ -78,21 +118,21 @@ class Person:
 
 
 class Program:
-    """One that goes on, and tells what happens. What it says is read as it comes: a full pipe would stop it."""
+    """A running program and its JSON events, read as they come: a full pipe would stop it."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
-        self._said: queue.Queue[dict | None] = queue.Queue()
+        self._events: queue.Queue[dict | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
         for line in self.process.stdout:
-            self._said.put(json.loads(line))
-        self._said.put(None)
+            self._events.put(json.loads(line))
+        self._events.put(None)
 
     def until(self, wanted) -> dict:
-        while (event := self._said.get(timeout=100)) is not None:
+        while (event := self._events.get(timeout=100)) is not None:
             if wanted(event):
                 return event
         raise AssertionError("it ended before it said so")
@@ -123,13 +163,15 @@ def stage(tmp_path):
 
 
 @pytest.mark.timeout(400)
-def test_an_operator_and_a_volunteer_type_what_the_readme_says(stage):
+def test_an_operator_and_a_volunteer_type_what_their_pages_say(stage):
     folder, start = stage
     host, operator, volunteer = (Person(folder / name) for name in ("host", "operator", "volunteer"))
     seed = start(host, "echo-node join --role bootstrap", *LOOPBACK)
     address = seed.until(lambda event: event["event"] == "listening")["addresses"][0]
 
-    keys_show, new, show, join, link, open_, stop, evaluate, export, provenance = commands("Train a model")
+    keys_show, new, show, join, link, open_, stop, evaluate, export, provenance = commands(
+        "docs/operator.md", "Train a model"
+    )
     peer_id = operator.types(keys_show).strip()
     (operator.home / "digits.toml").write_text(
         f'name = "digits"\ntrainers = ["{peer_id}"]\nseeds = ["{address}"]\n[algorithm]\nbatch_groups = 8\n'
@@ -144,7 +186,10 @@ def test_an_operator_and_a_volunteer_type_what_the_readme_says(stage):
     trainer.until(lambda event: event["event"] == "step" and event["step"] >= 2)
     assert "open" in operator.types(open_)
 
-    doctor, sample, status, pause, resume, leave, backup, service = commands("Lend a machine")
+    doctor, sample, status, pause, resume, leave, backup, service = commands(
+        "docs/volunteer.md", "Lend a machine"
+    )
+    assert commands("README.md", "Lend a machine") == [doctor, sample, status]
     assert "wrong" in volunteer.types(doctor)
     sampler = start(volunteer, sample.replace("LINK", found), "--yes", *LOOPBACK, "--threads", "1")
     sampler.until(lambda event: event.get("accepted", 0) > 0)
@@ -170,49 +215,54 @@ def test_an_operator_and_a_volunteer_type_what_the_readme_says(stage):
 
 
 @pytest.mark.timeout(400)
-def test_two_machines_type_what_the_example_says(stage):
+def test_two_machines_type_what_the_operators_page_says(stage):
     folder, start = stage
-    text = (ROOT / "examples" / "two_machines.md").read_text()
-    lines = [line.split("  #")[0].strip() for line in text.splitlines()]
-    keys_show, new, lead, link, lend = (line for line in lines if line.startswith("echo-node "))
+    text = section_of("docs/operator.md", "Two machines")
+    keys_show, new, lead, link, lend = commands("docs/operator.md", "Two machines")
+    alone = lead.partition(" --listen")[0]
+    assert commands("README.md", "Train a model") == [new, alone, link]
     first, second = Person(folder / "first"), Person(folder / "second")
-    told = text.split("<<END\n")[1].split("END\n")[0]
-    (first.home / "digits.toml").write_text(told.replace("12D3KooW…", first.types(keys_show).strip()))
+    spec = HERE_DOCUMENT.search(text)[1]
+    (first.home / "digits.toml").write_text(spec.replace("12D3KooW…", first.types(keys_show).strip()))
     assert "sealed" in first.types(new)
-    trainer = start(first, lead.partition(" --listen")[0], *LOOPBACK, "--threads", "1")
-    assert "once it says `no sampler has joined yet`" in text
+    trainer = start(first, alone, *LOOPBACK, "--threads", "1")
+    assert "Once it prints `no sampler has joined yet`" in text
     trainer.until(lambda event: event["event"] == "unhelped")
     found = first.types(link).strip()
-    start(second, lend.replace("echo:…", found), "--yes", *LOOPBACK, "--threads", "1")
+    start(second, lend.replace("LINK", found), "--yes", *LOOPBACK, "--threads", "1")
     trainer.until(lambda event: event["event"] == "step")
 
 
-def test_every_command_of_the_readme_is_run_by_a_test():
-    blocks = [
-        text for kind, text in re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL) if kind in {"", "sh"}
-    ]
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    typed = [line for line in lines if re.match(r"(make|echo-node|pip|python) ", line)]
-    assert len(typed) > 25
-    here = [*commands("Train a model"), *commands("Lend a machine")]
-    for line in typed:
+def test_every_command_of_the_readme_and_the_docs_is_run_by_a_test():
+    lines = [(page, line) for page, text in PAGES.items() for line in typed(text)]
+    assert len(lines) > 50
+    here = {line for page, section in WALKED for line in commands(page, section)}
+    for page, line in lines:
         test = next((test for start, test in ELSEWHERE.items() if line.startswith(start)), None)
-        assert line in here or test is not None, f"nobody runs {line!r}"
+        assert line in here or test is not None, f"{page}: nobody runs {line!r}"
     for test in filter(None, ELSEWHERE.values()):
         file, _, name = test.partition("::")
-        assert f"def {name}" in (ROOT / file).read_text(), test
+        assert f"def {name}(" in (ROOT / file).read_text(), test
+    for start in ELSEWHERE:
+        assert any(line.startswith(start) for _, line in lines), f"no page has {start!r} any more"
 
 
 def test_a_new_contract_is_where_the_readme_installs_it_from(tmp_path):
-    new, install, *_ = commands("Write a reward contract")
+    new, install, *_ = commands("README.md", "Write a reward contract")
+    assert [new, install] == commands("docs/contracts.md", "Write a reward contract")[:2]
     author = Person(tmp_path / "author")
     author.types(new)
     assert (author.home / install.split()[-1] / "pyproject.toml").is_file()
 
 
-def test_every_picture_and_example_that_the_readme_shows_is_there():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert target.startswith("http") or (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", *PAGES])
+def test_every_link_of_a_page_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text()):
+        assert target.startswith("http") or (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_the_readme_leads_to_every_page_of_the_docs():
+    assert {page for page in PAGES if page.startswith("docs/")} <= set(re.findall(r"\]\(([^)#]+)\)", README))
 
 
 def test_three_terminals_are_a_whole_run():

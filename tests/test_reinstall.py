@@ -1,4 +1,4 @@
-"""A machine is lost and the paper is not: whoever comes back with its key alone finds its identity and its credit again."""
+"""A lost machine: the paper backup alone restores identity and credit."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
-from echo_node import attesting, embedded
-from echo_node.board import Board
-from echo_node.control import words
-from echo_node.engine.kinds import EngineSpec, make_engine
-from echo_node.keys_cli import app
-from echo_node.ledger import Ledger
-from echo_node.metrics import Records
+from echo_node.cli.keys import app
+from echo_node.control import formatting
+from echo_node.credit import statement_server
+from echo_node.credit.ledger import Ledger
+from echo_node.engine.engine_classes import EngineSpec, make_engine
+from echo_node.models import embedded
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
-from echo_node.pausing import PERSON, Gate
-from echo_node.state import prepared
+from echo_node.runtime.pause_gate import PERSON, PauseGate
+from echo_node.storage.state_dir import prepared
+from echo_node.telemetry.metrics import Records
+from echo_node.telemetry.snapshot import Snapshot
 from tests.crafting import TRAINER, changed_run, identity, open_run
 
 VERIFIER = identity("verifier")
@@ -41,13 +42,13 @@ async def until(holds, seconds=200):
 
 
 def credit_row(node) -> str:
-    snapshot = Board().snapshot() | {"phase": "working", "progress": dict(node.status())}
-    return dict(words.rows(snapshot))["credit"]
+    snapshot = Snapshot().snapshot() | {"phase": "working", "progress": dict(node.status())}
+    return dict(formatting.rows(snapshot))["credit"]
 
 
 @pytest.mark.timeout(500)
 async def test_a_reinstall_with_the_backup_keeps_identity_and_credit(tmp_path, monkeypatch):
-    monkeypatch.setattr(attesting, "SAME_SECONDS", 0.0)  # nobody reinstalls a machine within seconds
+    monkeypatch.setattr(statement_server, "SAME_SECONDS", 0.0)  # nobody reinstalls a machine within seconds
     home, paper, secret = tmp_path / "home", tmp_path / "paper", tmp_path / "secret"
     secret.write_text("four words of mine\n")
     keys("show", "--state", home)
@@ -71,7 +72,7 @@ async def test_a_reinstall_with_the_backup_keeps_identity_and_credit(tmp_path, m
 
             shutil.rmtree(home)
             keys("restore", paper, "--state", home, "--passphrase-file", secret)
-            gate = Gate()
+            gate = PauseGate()
             gate.close(PERSON)  # so that nothing new is earned, and what is shown is what was
             again = Node(
                 RUN, prepared(home).identity(), swarm.join, folder=prepared(home).run(RUN.id), gate=gate

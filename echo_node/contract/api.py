@@ -1,12 +1,13 @@
-"""What the author of a reward contract writes, and how the program calls it:
+"""Public interface of reward contracts: what an author writes.
 
     class Parity(Contract):
         name, version = "parity", "1"
         def prompt(self, key): return Prompt(f"Is {random_from(key).below(100)} even? ")
         def score(self, prompt, completion): ...
 
-A contract is pure: the same key gives the same prompt, the same prompt and text the same score, on every machine,
-in every process. It knows nothing of tokens, peers or time, and its text comes from strangers.
+A contract is pure: the same key gives the same prompt, and the same prompt and completion give the
+same score, on every machine and in every process. Completions are untrusted text: compare or parse
+them, never execute them.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from echo_node.errors import ContractError, boundary, one_line
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is asked, and what the contract needs to know again when it scores the answer.
+    """A prompt for the model, and the data that the contract needs to score the answer.
 
-    The model reads `text` as it stands; with `chat` it reads `messages` through its own chat template instead.
+    The model reads `text` as it stands; with `chat` it reads `messages` through its own chat
+    template instead.
     """
 
     text: str
@@ -41,71 +43,76 @@ class Prompt:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The prompt as a conversation: what the system says, if anything, and then the text as the user's words."""
-        said = [("system", self.system)] if self.system else []
-        return [{"role": role, "content": text} for role, text in (*said, ("user", self.text))]
+        """The prompt as a conversation: the system message, if any, and the user message."""
+        system = [("system", self.system)] if self.system else []
+        return [{"role": role, "content": text} for role, text in (*system, ("user", self.text))]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a completion is worth, with a reason of one printable line, whatever text is quoted in it."""
+    """The score of a completion, with a reason of one printable line."""
 
     value: float
     reason: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", float(self.value) + 0.0)  # a -0.0 would have other bytes
+        object.__setattr__(self, "value", float(self.value) + 0.0)  # -0.0 would have other bytes than 0.0
         object.__setattr__(self, "reason", one_line(self.reason))
 
 
 @final
 class Params:
-    """The parameters of a run, as its manifest has them, read one by one. What nobody reads is an error."""
+    """The parameters of a run from its manifest, read one by one; unread ones are an error."""
 
-    def __init__(self, contract: str, given: Mapping[str, object]) -> None:
+    def __init__(self, contract: str, values: Mapping[str, object]) -> None:
         self._contract = contract
-        self._given = dict(given)
+        self._values = dict(values)
         self._known: set[str] = set()
 
     def whole(self, name: str, *, default: int, low: int, high: int) -> int:
+        """Return an integer parameter from `low` to `high`."""
         value = self._take(name, default)
         if type(value) is not int or not low <= value <= high:
             raise self._bad(name, value, f"a whole number from {low} to {high}")
         return value
 
     def real(self, name: str, *, default: float, low: float, high: float) -> float:
+        """Return a number parameter from `low` to `high`."""
         value = self._take(name, default)
         if type(value) not in {int, float} or not low <= float(value) <= high:
             raise self._bad(name, value, f"a number from {low} to {high}")
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
+        """Return a boolean parameter."""
         value = self._take(name, default)
         if type(value) is not bool:
             raise self._bad(name, value, "true or false")
         return value
 
     def choice(self, name: str, *options: str, default: str) -> str:
+        """Return a text parameter that is one of `options`."""
         value = self._take(name, default)
         if type(value) is not str or value not in options:
             raise self._bad(name, value, f"one of {', '.join(options)}")
         return value
 
     def text(self, name: str, *, default: str, longest: int) -> str:
+        """Return a one-line text parameter of at most `longest` characters."""
         value = self._take(name, default)
         if type(value) is not str or len(value) > longest or not value.isprintable():
             raise self._bad(name, value, f"a line of at most {longest} characters")
         return value
 
     def finish(self) -> None:
-        """Raise if something was given that the contract does not have."""
-        for name in sorted(self._given.keys() - self._known):
+        """Refuse parameters that the contract does not have."""
+        for name in sorted(self._values.keys() - self._known):
             known = ", ".join(sorted(self._known)) or "none"
             raise ContractError(f"{self._contract} has no parameter {name!r}", advice=f"it has: {known}")
 
     def _take(self, name: str, default: object) -> Any:
         self._known.add(name)
-        return self._given.get(name, default)
+        return self._values.get(name, default)
 
     def _bad(self, name: str, value: object, wanted: str) -> ContractError:
         return ContractError(
@@ -115,7 +122,7 @@ class Params:
 
 
 class Contract(ABC):
-    """A task: prompts from keys, and scores for what comes back, from `low` to `high`."""
+    """A task: prompts from keys, and scores of completions from `low` to `high`."""
 
     name: ClassVar[str]
     version: ClassVar[str]
@@ -123,32 +130,32 @@ class Contract(ABC):
     high: ClassVar[float] = 1.0
 
     def __init__(self, params: Mapping[str, object] | None = None) -> None:
-        given = Params(f"{self.name} {self.version}", params or {})
-        self.configure(given)
-        given.finish()
+        reader = Params(f"{self.name} {self.version}", params or {})
+        self.configure(reader)
+        reader.finish()
 
     def configure(self, params: Params) -> None:  # noqa: B027 -- most have none, and need not say so
         """Read the parameters. A contract without any leaves this out."""
 
     @abstractmethod
     def prompt(self, key: bytes) -> Prompt:
-        """The prompt of a slot, from the slot's 32-byte key alone."""
+        """Return the prompt of a slot, from the slot's 32-byte key alone."""
 
     @abstractmethod
     def score(self, prompt: Prompt, completion: str) -> Score:
-        """What the completion is worth. It is text without the end token, written by a stranger."""
+        """Return the score of a completion: untrusted text, without the end token."""
 
     def shape(self, prompt: Prompt, completion: str, score: Score) -> Score:  # noqa: ARG002 -- as `answer`
-        """What the trainer is to learn from instead of the plain score, such as a little for a good form."""
+        """Return the reward to learn from, such as a little for good form; default: `score`."""
         return score
 
     def answer(self, prompt: Prompt) -> str:  # noqa: ARG002 -- for those who override it
-        """A completion that shows a good score off, where the contract can tell one; used in examples and vectors."""
+        """Return a completion that scores well, if there is one; for examples and pin vectors."""
         return ""
 
 
 def prompt_of(contract: Contract, key: bytes) -> Prompt:
-    """The contract's prompt; whatever goes wrong in it is a `ContractError`."""
+    """Return the contract's prompt; whatever goes wrong in it is a `ContractError`."""
     with boundary(ContractError, f"{contract.name} {contract.version}: making a prompt"):
         prompt: object = contract.prompt(key)
         if not isinstance(prompt, Prompt) or type(prompt.text) is not str:
@@ -161,7 +168,7 @@ def prompt_of(contract: Contract, key: bytes) -> Prompt:
 
 
 def score_of(contract: Contract, prompt: Prompt, completion: str) -> Score:
-    """The contract's shaped score within its range; whatever goes wrong in it is a `ContractError`."""
+    """Return the contract's shaped score; an error or a score out of range is a `ContractError`."""
     with boundary(ContractError, f"{contract.name} {contract.version}: scoring a completion"):
         plain: object = contract.score(prompt, completion)
         if not isinstance(plain, Score):

@@ -1,7 +1,7 @@
-"""Where the answer stands in a completion: between tags, in a box, after a word, on the last line.
+"""Extract the answer from a completion: tags, box, word, last line, or whole.
 
-One piece for all contracts, so that what counts as an answer is the same everywhere: the last one that is whole.
-Every way reads the text once from end to end, whatever it holds. It knows nothing of what a right answer is.
+Shared by all contracts, so that an answer is the same everywhere: the last complete one. Every way
+reads the text in linear time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Final
 
 LONGEST: Final = 4096  # characters: whoever writes more between the tags has not answered
 WAYS: Final = ("tags", "boxed", "after", "last-line", "whole")
-"""tags: <answer>…</answer>. boxed: \\boxed{…}. after: the rest of the line after `Answer:`. The other two say it."""
+"""Where an answer stands: <answer>…</answer>, \\boxed{…}, the rest of the line after `Answer:`, the
+last line, or the whole completion."""
 
 _ASKING: Final = {
     "tags": "Give the final answer between <answer> and </answer>.",
@@ -27,7 +28,7 @@ _WORD: Final = re.compile(r"\banswer\s*:", re.IGNORECASE | re.ASCII)
 
 
 def extract(completion: str, way: str, *, longest: int = LONGEST) -> str | None:
-    """The answer without the space around it, or None where there is none, or an empty or an endless one."""
+    """Return the stripped answer; None if it is missing, empty or too long."""
     found = _FINDERS[way](completion)
     if found is None:
         return None
@@ -36,12 +37,12 @@ def extract(completion: str, way: str, *, longest: int = LONGEST) -> str | None:
 
 
 def asking(way: str) -> str:
-    """The sentence that asks a model for its answer in this way."""
+    """Return the sentence that asks a model to answer in this way."""
     return _ASKING[way]
 
 
 def written(answer: str, way: str) -> str:
-    """An answer as this way wants it: `extract` gives it back."""
+    """Return an answer in the form of this way, such that `extract` returns it."""
     return {
         "tags": f"{_OPEN}{answer}{_CLOSE}",
         "boxed": f"\\boxed{{{answer}}}",
@@ -50,14 +51,14 @@ def written(answer: str, way: str) -> str:
 
 
 def _tags(text: str) -> str | None:
-    """The last closing tag and the last opening one before it."""
+    """Return the text between the last closing tag and the last opening tag before it."""
     end = text.rfind(_CLOSE)
     start = text.rfind(_OPEN, 0, end) if end >= 0 else -1
     return text[start + len(_OPEN) : end] if start >= 0 else None
 
 
 def _boxed(text: str) -> str | None:
-    """Of the boxes that are closed, the one that opens last: the inner one where they are nested."""
+    """Return the closed box that opens last: the inner one where they are nested."""
     open_braces: list[int] = []  # where the content of a box starts, -1 for a brace that is none
     best, end = -1, -1
     for token in _BRACES.finditer(text):

@@ -1,7 +1,7 @@
-"""Contracts by name and version: those that are built in, and plug-ins under the entry-point group
-`echo_node.contracts`, where an entry is `NAME` or `NAME@VERSION` and points at the class.
+"""Contracts by name and version: built-in ones and plug-ins.
 
-Only code whose entry bears the wanted name is ever imported. It knows nothing of what contracts do.
+Plug-ins are entry points of the group `echo_node.contracts`, named `NAME` or `NAME@VERSION`, that
+point at the class. Only code whose entry has the wanted name is imported.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ ADVICE: Final = "whoever wrote it can mend it; echo-node contract list names its
 
 @dataclass(frozen=True, slots=True, order=True)
 class Listing:
-    """A contract that this machine has. `package` is empty for one that is built in; where the entry of a plug-in
-    names no version, `version` is empty until the class is loaded.
+    """A contract on this machine.
+
+    `package` is empty for a built-in one. `version` is empty for a plug-in whose entry names none,
+    until the class is loaded.
     """
 
     name: str
@@ -41,7 +43,7 @@ def available() -> list[Listing]:
 
 
 def find(name: str, version: str) -> type[Contract]:
-    """The class of a contract, or a `ContractError` that says what to install."""
+    """Return the class of a contract; an error says what to install."""
     if (name, version) in BUILT_IN:
         return BUILT_IN[name, version]
     others = [f"{known} (built in)" for wanted, known in BUILT_IN if wanted == name]
@@ -57,7 +59,7 @@ def find(name: str, version: str) -> type[Contract]:
 
 
 def find_only(name: str) -> type[Contract]:
-    """The class of a contract whose version goes without saying, because there is one."""
+    """Return the class of a contract that has only one version here."""
     listed = [listing for listing in available() if listing.name == name]
     if len(listed) > 1:
         known = ", ".join(f"{name}@{listing.version or '?'}" for listing in listed)
@@ -68,7 +70,7 @@ def find_only(name: str) -> type[Contract]:
 
 
 def load(name: str, version: str, params: Mapping[str, object] | None = None) -> Contract:
-    """A contract with its parameters, ready for use."""
+    """Return a configured contract."""
     found = find(name, version)
     with (
         as_a_guest(name),
@@ -79,7 +81,7 @@ def load(name: str, version: str, params: Mapping[str, object] | None = None) ->
 
 @contextmanager
 def as_a_guest(name: str) -> Iterator[None]:
-    """While code of a plug-in runs in this process: what it prints is no answer of ours, and it may not end the program."""
+    """Contain plug-in code in this process: redirect its output, refuse its exit."""
     try:
         with redirect_stdout(sys.stderr):
             yield

@@ -1,12 +1,13 @@
-"""Contracts in their jail, as the node uses them: a pool of processes per contract and parameters.
+"""Jailed contracts: a pool of isolated processes per contract and parameters.
 
     with Sandbox("digits-reverse", "1", {}) as sandbox:
         [prompt] = sandbox.prompts([key])
         right, failed = sandbox.scores([(prompt, "31284"), (prompt, hostile)])
 
-What a contract does wrong, or a text does to it, is one `Failed` with its reason; the others of the batch are scored.
-`JailedContract` is the same as an ordinary contract. What the jail is made of stands in `jail`. A text that its scorer
-executes can colour later scores of the same process, never those of another: `renew` between two strangers.
+An item on which the contract fails is one `Failed` with its reason; the others of the batch are
+scored. `JailedContract` offers the same as an ordinary contract. The layers of the jail are in
+`jail`. A text that its scorer executes can affect later scores of the same process, never those of
+another; `renew` replaces the processes.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from typing import Any, Final, Self, TypeVar, final
 import msgpack
 
 from echo_node.contract.api import Contract, Prompt, Score
-from echo_node.contract.jail.layer import Layer
-from echo_node.contract.jail.parcels import TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
-from echo_node.contract.jail.pipe import PipeError
-from echo_node.contract.jail.seat import Failed, Seat, Terms
+from echo_node.contract.jail import Layer
+from echo_node.contract.jail.serde import TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
+from echo_node.contract.jail.worker import Failed, JailWorker, WorkerLimits
 from echo_node.errors import ConfigError, ContractError, boundary
+from echo_node.runtime.ipc import PipeError
 
-_CPU_SECONDS: Final = 3600  # of one process in all its life; then a fresh one goes on
+_CPU_SECONDS: Final = 3600  # of one process in its life; then a fresh one takes over
 _BATCH_ITEMS: Final = 256
 _BATCH_BYTES: Final = 4 * 2**20
-_SEAT_SECONDS: Final = 600.0  # how long a caller waits for others to leave
+_WORKER_SECONDS: Final = 600.0  # how long a caller waits for a free process
 _CLOSE_SECONDS: Final = 30.0
 
 T = TypeVar("T")
 Item = tuple[list[Any], int | str]
-"""What is to be asked, and its bytes or why it cannot be asked."""
+"""Fields of a request, and its size in bytes or the reason why it cannot be sent."""
 
 
 @final
 class Sandbox:
-    """A contract in a jail, with so many processes. Calls may come from any thread; each takes one process."""
+    """A contract in a pool of jailed processes. Thread-safe; each call takes one process."""
 
     def __init__(
         self,
@@ -59,12 +60,14 @@ class Sandbox:
         folders: Iterable[Path] = (),
         _without: Iterable[str] = (),
     ) -> None:
-        """`seconds` and `memory_bytes` are those of one score and one process; `require` names layers without which
-        nothing runs; in `folders`, besides the usual places, packages are looked for.
+        """Prepare the pool; processes start with the first call.
+
+        `seconds` bounds one score and `memory_bytes` one process; `require` names layers without
+        which nothing runs; `folders` are searched for packages besides the usual places.
         """
         if workers < 1:
             raise ConfigError(f"a jail has at least one process, not {workers}")
-        terms = Terms(
+        terms = WorkerLimits(
             name=name,
             version=version,
             params=dict(params or {}),
@@ -80,21 +83,21 @@ class Sandbox:
         with boundary(ContractError, f"{self._what}: handing its parameters on"):
             msgpack.packb(terms.params)
         starter = ThreadPoolExecutor(1, thread_name_prefix="jail starter")
-        self._seats = [Seat(terms, starter) for _ in range(workers)]
-        self._free: queue.LifoQueue[Seat] = queue.LifoQueue()
-        for seat in self._seats:
-            self._free.put(seat)
-        self._finish = weakref.finalize(self, _finish, self._seats, self._free, starter)
+        self._workers = [JailWorker(terms, starter) for _ in range(workers)]
+        self._free: queue.LifoQueue[JailWorker] = queue.LifoQueue()
+        for worker in self._workers:
+            self._free.put(worker)
+        self._finish = weakref.finalize(self, _finish, self._workers, self._free, starter)
 
     def prompts(self, keys: Sequence[bytes]) -> list[Prompt]:
-        """The prompts of these keys; an error if one cannot be made."""
+        """Return the prompts of these keys; raise `ContractError` if one cannot be made."""
         asked = self._ask(
             "prompt", "making a prompt", [([bytes(key)], len(key)) for key in keys], _read_prompt
         )
         return [_or_raise(made) for made in asked]
 
     def scores(self, texts: Sequence[tuple[Prompt, str]]) -> list[Score | Failed]:
-        """What each text is worth as an answer to its prompt, or why that cannot be told."""
+        """Return the score of each completion of its prompt, or why there is none."""
         low, high = self.range
 
         def read(fields: list[Any]) -> Score:
@@ -107,29 +110,29 @@ class Sandbox:
         return self._ask("score", "scoring a completion", items, read)
 
     def answers(self, prompts: Sequence[Prompt]) -> list[str | Failed]:
-        """The contract's own answers to these prompts, where it has any."""
+        """Return the contract's own answers to these prompts, where it has any."""
         items = [([pack_prompt(prompt)], _size(prompt, "")) for prompt in prompts]
         return self._ask("answer", "answering its own prompt", items, _read_answer)
 
     @property
     def range(self) -> tuple[float, float]:
-        """From where to where its scores go."""
-        with self._seat() as seat:
-            ready = seat.ready()
+        """Lowest and highest score."""
+        with self._worker() as worker:
+            ready = worker.ready()
             return ready.low, ready.high
 
     def layers(self) -> list[Layer]:
-        """The layers of this jail, as a process of it has measured them on itself."""
-        with self._seat() as seat:
-            return list(seat.ready().layers)
+        """Return the layers of this jail as one of its processes measured them on itself."""
+        with self._worker() as worker:
+            return list(worker.ready().layers)
 
     def renew(self) -> None:
-        """Whoever asks next gets processes that have seen no text yet."""
-        for seat in self._seats:
-            seat.stale = True
+        """Make later calls use processes that have seen no text yet."""
+        for worker in self._workers:
+            worker.stale = True
 
     def close(self) -> None:
-        """End every process. Whoever is waiting for an answer gets an error."""
+        """End every process. Callers that are waiting get an error."""
         self._finish()
 
     def __enter__(self) -> Self:
@@ -143,65 +146,65 @@ class Sandbox:
     def _ask(
         self, asked: str, doing: str, items: Sequence[Item], read: Callable[[list[Any]], T]
     ) -> list[T | Failed]:
-        """The answers to these items, each of a size that may be sent or with a reason why it may not."""
+        """Return the answers to these items; those that may not be sent fail with their reason."""
         answers: list[T | Failed | None] = [
             Failed(f"{self._what}: {doing}: {size}") if isinstance(size, str) else None for _, size in items
         ]
         for batch in _batches([size for _, size in items]):
-            with self._seat() as seat:
-                said = seat.ask(asked, doing, [items[index][0] for index in batch], read)
-            for index, one in zip(batch, said, strict=True):
+            with self._worker() as worker:
+                results = worker.ask(asked, doing, [items[index][0] for index in batch], read)
+            for index, one in zip(batch, results, strict=True):
                 answers[index] = one
         return [one for one in answers if one is not None]
 
     @contextmanager
-    def _seat(self) -> Iterator[Seat]:
+    def _worker(self) -> Iterator[JailWorker]:
         if not self._finish.alive:
             raise ContractError(f"{self._what}: its jail was closed")
         try:
-            seat = self._free.get(timeout=_SEAT_SECONDS)
+            worker = self._free.get(timeout=_WORKER_SECONDS)
         except queue.Empty as error:
             raise ContractError(
                 f"{self._what}: every process of its jail is taken", advice="give it more workers"
             ) from error
         try:
-            yield seat
+            yield worker
         finally:
-            self._free.put(seat)
+            self._free.put(worker)
 
 
 class JailedContract(Contract):
-    """A contract that runs in a jail, in place of the contract itself. `load_jailed` makes one."""
+    """A contract whose code runs in a jail. `load_jailed` makes one."""
 
-    name, version = "jailed", "0"  # those of what is in the jail stand in the class that `load_jailed` makes
+    name, version = "jailed", "0"  # `load_jailed` makes a subclass with the real ones
 
     def __init__(self, sandbox: Sandbox) -> None:
         super().__init__()
         self.sandbox = sandbox
 
     def prompt(self, key: bytes) -> Prompt:
-        """The prompt of a slot."""
+        """Return the prompt of a slot."""
         return self.sandbox.prompts([key])[0]
 
     def score(self, prompt: Prompt, completion: str) -> Score:
-        """What the completion is worth."""
+        """Return the completion's score."""
         return _or_raise(self.sandbox.scores([(prompt, completion)])[0])
 
     def answer(self, prompt: Prompt) -> str:
-        """A completion that shows a good score off."""
+        """Return a completion that scores well."""
         return _or_raise(self.sandbox.answers([prompt])[0])
 
     def close(self) -> None:
-        """End its processes."""
+        """End the processes."""
         self.sandbox.close()
 
 
 def load_jailed(
     name: str, version: str, params: Mapping[str, object] | None = None, **terms: Any
 ) -> JailedContract:
-    """A contract with its parameters, ready for use, whose code never comes into this process.
+    """Return a configured contract whose code is never imported into this process.
 
-    `terms` are those of a `Sandbox`.
+    `terms` are keyword arguments of `Sandbox`.
     """
     sandbox = Sandbox(name, version, params, **terms)
     try:
@@ -215,29 +218,31 @@ def load_jailed(
 
 
 def score_or_zero(result: Score | Failed, low: float = 0.0) -> Score:
-    """The score; for what has none the least that the contract gives, which mostly is 0, with the reason."""
+    """Return the score; for a failure the contract's lowest score, with the reason."""
     return result if isinstance(result, Score) else Score(low, result.reason)
 
 
 def layers(**terms: Any) -> list[Layer]:
-    """The layers of a jail on this machine, measured by a process that has put them up around itself."""
+    """Return the layers of a jail on this machine, as a jailed process measures them."""
     with Sandbox("digits-reverse", "1", **terms) as probe:
         return probe.layers()
 
 
-def _finish(seats: list[Seat], free: queue.LifoQueue[Seat], starter: ThreadPoolExecutor) -> None:
-    for seat in seats:
-        seat.close()
-    for _ in seats:  # whoever sits there gets an error now, and leaves
+def _finish(
+    workers: list[JailWorker], free: queue.LifoQueue[JailWorker], starter: ThreadPoolExecutor
+) -> None:
+    for worker in workers:
+        worker.close()
+    for _ in workers:  # running calls get an error and return their worker
         with suppress(queue.Empty):
             free.get(timeout=_CLOSE_SECONDS).reap()
-    for seat in seats:
-        free.put(seat)
+    for worker in workers:
+        free.put(worker)
     starter.shutdown()
 
 
 def _size(prompt: Prompt, text: str) -> int | str:
-    """Bytes of what is to be sent, or why it may not be."""
+    """Return the bytes to be sent, or why they may not be sent."""
     try:
         sizes = prompt_bytes(prompt), len(text.encode())
     except UnicodeEncodeError:
@@ -248,7 +253,7 @@ def _size(prompt: Prompt, text: str) -> int | str:
 
 
 def _batches(sizes: Sequence[int | str]) -> Iterator[list[int]]:
-    """Those that may be sent, by their place, as many at a time as fit into one message."""
+    """Yield the indices of items that may be sent, as many as fit into one message."""
     batch: list[int] = []
     total = 0
     for index, size in enumerate(sizes):
@@ -267,7 +272,7 @@ def _read_prompt(fields: list[Any]) -> Prompt:
     try:
         return unpack_prompt(fields)
     except ValueError as error:
-        raise PipeError("a prompt that is none") from error
+        raise PipeError("a prompt that is malformed") from error
 
 
 def _read_answer(fields: list[Any]) -> str:

@@ -1,4 +1,4 @@
-"""How a person talks to a node that runs: a socket in its state folder, what it answers, and that in words.
+"""Local control of a running node over a Unix socket in its state folder.
 
-Whoever may read the folder's key may talk to the node, and nobody else. It knows nothing of other nodes.
+Only the owner of the folder can connect.
 """

@@ -1,7 +1,7 @@
-"""One page about this node, live, and its figures for Prometheus: on this machine's loopback and nowhere else.
+"""Dashboard: a live page about this node and its Prometheus metrics, on loopback only.
 
-Everything shown is the board's snapshot. It knows nothing of networks, engines or weights, and starts nothing but a server
-in the nursery of whoever calls. What it needs is an extra, `page`, and is imported when somebody serves.
+Everything shown comes from the node's snapshot. Its libraries are the extra `page`, and are
+imported when the page is served.
 """
 
 from __future__ import annotations
@@ -12,54 +12,55 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
-from echo_node.board import Board
 from echo_node.errors import ConfigError
+from echo_node.telemetry.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # libp2p brings it, with stubs of trio that lack this name
 
 PORT: Final = 8420
+"""Default TCP port of the page."""
 _NEEDED: Final = ("starlette", "hypercorn", "prometheus_client")
 
 
 def free_port() -> int | None:
-    """The usual port, 0 (any) where another page has it, none where the extra is missing."""
+    """Return the default port, 0 (any) if it is taken, or None without the extra `page`."""
     if any(find_spec(name) is None for name in _NEEDED):
         return None
-    with socket.socket() as tried:
-        tried.settimeout(1.0)
-        return 0 if tried.connect_ex(("127.0.0.1", PORT)) == 0 else PORT
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return 0 if probe.connect_ex(("127.0.0.1", PORT)) == 0 else PORT
 
 
 class Control(Protocol):
-    """What the page may ask of the node, when whoever looks at it has the token."""
+    """Actions of the page's buttons, for a visitor with the token."""
 
     def pause(self) -> None:
-        """Take no new work until told to."""
+        """Begin no new work until `resume`."""
 
     def resume(self) -> None:
-        """Take work again."""
+        """Resume work."""
 
 
 async def serve_page(
-    board: Board,
+    board: Snapshot,
     *,
     port: int = PORT,
     token: str | None = None,
     control: Control | None = None,
     task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; the value of `started` is the address. Without a token the page can only be looked at."""
+    """Serve until cancelled; `started` gets the address. Without a token it is read-only."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(
             f"the page needs {', '.join(missing)}",
             advice="pip install 'echo-node[page]', or leave the page out with --no-page",
         )
-    from echo_node.dashboard.app import Powers  # noqa: PLC0415 - the extra may be missing
-    from echo_node.dashboard.serving import serve  # noqa: PLC0415
+    from echo_node.dashboard.app import Permissions  # noqa: PLC0415 - the extra may be missing
+    from echo_node.dashboard.server import serve  # noqa: PLC0415
 
-    await serve(board, Powers(token, control), port, task_status=task_status)
+    await serve(board, Permissions(token, control), port, task_status=task_status)
 
 
 __all__ = ["PORT", "Control", "free_port", "serve_page"]

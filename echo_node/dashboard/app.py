@@ -1,6 +1,6 @@
-"""The addresses of the page: its files, a snapshot, the stream of news, the figures for Prometheus, and two buttons.
+"""ASGI application: page files, snapshot, event stream, metrics, pause and resume.
 
-Files are read once, by their names: no path from outside ever reaches the disk.
+Files are read once at the start: no path from a request ever reaches the disk.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from echo_node.dashboard import Control
-from echo_node.dashboard.door import has_token
-from echo_node.dashboard.exposition import exposition
-from echo_node.dashboard.live import Listeners, NewsStream
-from echo_node.dashboard.totals import Totals
+from echo_node.dashboard.aggregates import Aggregates
+from echo_node.dashboard.origin_guard import has_token
+from echo_node.dashboard.prometheus import exposition
+from echo_node.dashboard.sse import Listeners, NewsStream
 from echo_node.dashboard.view import View, as_json
 
 KINDS: Final = {
@@ -33,15 +33,15 @@ KINDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Powers:
-    """What a visitor may do: nothing without a token."""
+class Permissions:
+    """Actions that a visitor may take: none without a token."""
 
     token: str | None = None
     control: Control | None = None
 
 
-def application(view: View, totals: Totals, powers: Powers, listeners: Listeners) -> Starlette:
-    """The page of one node, as an ASGI application."""
+def application(view: View, totals: Aggregates, permissions: Permissions, listeners: Listeners) -> Starlette:
+    """Make the ASGI application of one node's page."""
 
     async def snapshot(_: Request) -> Response:
         return Response(as_json(view.snapshot()), media_type="application/json")
@@ -52,12 +52,12 @@ def application(view: View, totals: Totals, powers: Powers, listeners: Listeners
         return Response(text, headers={"Content-Type": kind})
 
     async def pause(request: Request) -> Response:
-        _control(request, powers).pause()
+        _control(request, permissions).pause()
         return PlainTextResponse("the node pauses\n", 202)
 
     async def resume(request: Request) -> Response:
-        _control(request, powers).resume()
-        return PlainTextResponse("the node goes on\n", 202)
+        _control(request, permissions).resume()
+        return PlainTextResponse("the node resumes\n", 202)
 
     routes = [
         *_files(),
@@ -72,31 +72,31 @@ def application(view: View, totals: Totals, powers: Powers, listeners: Listeners
 
 @dataclass(frozen=True, slots=True)
 class _Events:
-    """News for as many as there is room for."""
+    """Event streams up to a maximum number."""
 
     view: View
     listeners: Listeners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.listeners.full:
-            words = f"{self.listeners.most} pages of this node are open already: close one\n"
+            words = f"{self.listeners.most} pages of this node are open, which is the maximum: close one\n"
             await PlainTextResponse(words, 503, headers={"Retry-After": "30"})(scope, receive, send)
         else:
             await NewsStream(self.view, self.listeners)(scope, receive, send)
 
 
-def _control(request: Request, powers: Powers) -> Control:
-    if powers.token is None:
-        raise HTTPException(403, "this page can only be looked at: the node was started without a token\n")
-    if not has_token(request.headers, powers.token):
+def _control(request: Request, permissions: Permissions) -> Control:
+    if permissions.token is None:
+        raise HTTPException(403, "this page is read-only: the node was started without a token\n")
+    if not has_token(request.headers, permissions.token):
         raise HTTPException(403, "this needs the node's local token\n")
-    if powers.control is None:
+    if permissions.control is None:
         raise HTTPException(409, "this node cannot be paused\n")
-    return powers.control
+    return permissions.control
 
 
 def _files() -> list[Route]:
-    """One route for each file; the page itself has the shortest."""
+    """Return one route per file; index.html is served at "/"."""
     found = []
     for file in sorted(files(__package__).joinpath("static").iterdir(), key=lambda each: each.name):
         kind = KINDS.get("." + file.name.rpartition(".")[2])

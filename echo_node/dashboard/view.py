@@ -1,6 +1,6 @@
-"""What the page is told: everything once, and then what is new, never more often than a person can see.
+"""Updates for the page: the whole snapshot once, then what changed since a cursor.
 
-A reader has a place in the news (`Place`) and no queue: who reads slowly gets fewer and larger pieces, and holds nobody up.
+A reader has a cursor and no queue: a slow one gets fewer and larger updates, and delays nobody.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from echo_node.board import Board
-from echo_node.dashboard.company import company
-from echo_node.dashboard.plain import plain
-from echo_node.dashboard.totals import Moment, Totals, newer
+from echo_node.dashboard.aggregates import Aggregates, Moment, newer
+from echo_node.dashboard.sanitize import plain
+from echo_node.telemetry.snapshot import Snapshot
 
 GAP_SECONDS: Final = 0.5
-"""Between two pieces of news to one reader."""
+"""Seconds between two updates to one reader."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """How far a reader has come."""
+class Cursor:
+    """Position of a reader: the last update that it received."""
 
     sequence: int
     step: Mapping[str, Any] | None
@@ -30,45 +29,59 @@ class Place:
 
 
 class View:
-    """The board and the sums, as JSON. `may_control` says whether a token would be of use."""
+    """Snapshot and totals as JSON; `may_control` tells whether a token enables the buttons."""
 
-    def __init__(self, board: Board, totals: Totals, *, may_control: bool) -> None:
+    def __init__(self, board: Snapshot, totals: Aggregates, *, may_control: bool) -> None:
         self.board = board
         self._totals = totals
         self._may_control = may_control
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything."""
+        """Return everything."""
         return self.since(None)[0]
 
-    def since(self, place: Place | None) -> tuple[dict[str, Any], Place]:
-        """What is new after this place, or everything; and the place that the reader has then."""
-        told = self.board.snapshot()
+    def since(self, cursor: Cursor | None) -> tuple[dict[str, Any], Cursor]:
+        """Return what is new after a cursor, or everything; and the reader's next cursor."""
+        update = self.board.snapshot()
         self._totals.look()
         moments = list(self._totals.moments)
-        now = Place(
-            told["sequence"],
-            told["steps"][-1] if told["steps"] else None,
-            told["log"][-1] if told["log"] else None,
+        now = Cursor(
+            update["sequence"],
+            update["steps"][-1] if update["steps"] else None,
+            update["log"][-1] if update["log"] else None,
             moments[-1] if moments else None,
         )
-        if place is not None:
-            told["steps"] = newer(told["steps"], place.step)
-            told["log"] = newer(told["log"], place.line)
-            if place.moment is not None:
-                moments = [moment for moment in moments if moment.at > place.moment.at]
-        told |= {
-            "whole": place is None,
-            "peers": company(told),
-            "totals": self._totals.told(),
+        if cursor is not None:
+            update["steps"] = newer(update["steps"], cursor.step)
+            update["log"] = newer(update["log"], cursor.line)
+            if cursor.moment is not None:
+                moments = [moment for moment in moments if moment.at > cursor.moment.at]
+        update |= {
+            "whole": cursor is None,
+            "peers": complete_peers(update),
+            "totals": self._totals.to_json(),
             "moments": moments,
             "may_control": self._may_control,
         }
-        return plain(told), now
+        return plain(update), now
 
 
-def as_json(told: Mapping[str, Any]) -> bytes:
-    """One line of JSON, safe inside a stream of events: it has no line break of its own."""
-    return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
+def as_json(update: Mapping[str, Any]) -> bytes:
+    """Return one line of JSON, which an event stream can carry."""
+    return json.dumps(update, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
         "utf-8", "replace"
     )
+
+
+def complete_peers(snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the snapshot's peers with this node's own role and the mutes that a leader reports."""
+    node, muted = snapshot["node"], snapshot["progress"].get("muted")
+    reasons = dict(muted) if isinstance(muted, Mapping) else {}
+    found = []
+    for peer in snapshot["peers"]:
+        mine = peer.get("me") and peer.get("role", "peer") == "peer"
+        role = node.get("role", "peer") if mine else peer.get("role", "peer")
+        known = reasons.pop(peer.get("peer_id"), None)
+        found.append({**peer, "role": role, "muted": peer.get("muted") or known})
+    gone = {"role": "sampler", "me": False, "connected": False}
+    return found + [{"peer_id": name, **gone, "muted": why} for name, why in reasons.items()]

@@ -1,1 +1,6 @@
-"""A swarm that learns while you watch, on one machine: what is put together, what is shown, what is drawn."""
+"""The demo: a swarm on one machine that learns while it is shown."""
+
+from typing import Final
+
+CHEAT: Final = "cheat"
+"""The first argument of a demo process that runs a cheating sampler instead of `join`."""

@@ -1,7 +1,7 @@
-"""A sampler that cheats, so that people can see it caught: `echo-node demo --hostile` starts it, and nothing else does.
+"""Cheating sampler for `echo-node demo --hostile`, which shows how it is caught.
 
-The node is an ordinary one and suspects nothing; what its engine drew is changed on the way. Groups have the slot's prompt,
-a right reward, a proper end and a valid seal: only the slot's luck tells. It knows neither trainer nor verifier.
+The node is an ordinary one; only the engine's completions are replaced. Its groups have the slot's
+prompt, a right reward, a proper end and a valid seal: only the seed replay finds them out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any, Final
 import numpy as np
 import trio
 
-from echo_node import program, state
 from echo_node.engine.base import (
     Claim,
     Description,
@@ -38,24 +37,29 @@ from echo_node.engine.base import (
     never,
     no_news,
 )
-from echo_node.engine.kinds import EngineSpec, make_engine
-from echo_node.net.libp2p import SwarmSettings, join_swarm
+from echo_node.engine.engine_classes import EngineSpec, make_engine
+from echo_node.net.libp2p import join_swarm
+from echo_node.net.swarm_settings import SwarmSettings
 from echo_node.node import Node
-from echo_node.run import Run
-from echo_node.runfile import open_run
+from echo_node.runs.run import Run
+from echo_node.runs.spec import open_run
+from echo_node.runtime import exit_codes
+from echo_node.storage import state_dir
 from protocol import Identity
 
 ENGINE: Final = "torch/f32"
 ROWS: Final = 64
+"""Concurrent completions of the engine."""
 TRIES: Final = 3
-"""Draws for each one that is sent, of which the best is taken."""
+"""Draws per completion, of which the best is sent."""
 CLAIMED: Final = -0.1
-"""The log-probability of each token that was typed in."""
+"""Claimed log-probability of each token of a typed answer."""
 LOOK_SECONDS: Final = 1.0
+"""Seconds between two progress events."""
 
 
 class CheatingEngine:
-    """An engine around another one, which does the work; what it gives is not what was drawn."""
+    """Wrapper of an honest engine that returns forged completions."""
 
     def __init__(self, run: Run, honest: Engine, way: str) -> None:
         self.run = run
@@ -83,11 +87,11 @@ class CheatingEngine:
         stop: Callable[[], bool] = never,
         news: Callable[[], Update | None] = no_news,
     ) -> Iterator[Finished]:
-        """Completions, but not those that were asked for. New weights wait until the next call."""
+        """Yield forged completions; new weights wait until the next call."""
         del news
-        for place, draws in enumerate(self._forge(self, list(requests), stop)):
+        for index, draws in enumerate(self._forge(self, list(requests), stop)):
             for number, draw in enumerate(draws):
-                yield Finished(place, number, draw)
+                yield Finished(index, number, draw)
 
     def score(self, prompt: Ids, ids: Ids, limits: SamplingLimits) -> Scores:
         return self.honest.score(prompt, ids, limits)
@@ -109,7 +113,10 @@ Forge = Callable[[CheatingEngine, Sequence[SlotRequest], Callable[[], bool]], Gr
 def best_of_several(
     cheat: CheatingEngine, requests: Sequence[SlotRequest], stop: Callable[[], bool]
 ) -> Groups:
-    """Luck of its own, several times: the best is sent. The first is left as it came, so that there is a spread."""
+    """Draw several times with other seeds and send the best; the first completion is kept.
+
+    So the rewards of the group differ.
+    """
     tries = [
         generate_groups(
             cheat.honest,
@@ -119,18 +126,19 @@ def best_of_several(
         for number in range(TRIES)
     ]
     groups = []
-    for place, request in enumerate(requests):
+    for index, request in enumerate(requests):
         prompt, _ = cheat.run.prompt(request.slot_key)
-        first, *rows = zip(*(attempt[place] for attempt in tries), strict=True)
-        worth = [
+        first, *rows = zip(*(attempt[index] for attempt in tries), strict=True)
+        rewards = [
             [score.value for score in cheat.run.scores(prompt, [draw.ids for draw in row])] for row in rows
         ]
-        groups.append([first[0], *(row[int(np.argmax(each))] for row, each in zip(rows, worth, strict=True))])
+        best = [row[int(np.argmax(each))] for row, each in zip(rows, rewards, strict=True)]
+        groups.append([first[0], *best])
     return groups
 
 
-def typed_in(cheat: CheatingEngine, requests: Sequence[SlotRequest], stop: Callable[[], bool]) -> Groups:
-    """Half of each group is as it was drawn; the other half are right answers that no model drew."""
+def typed_answers(cheat: CheatingEngine, requests: Sequence[SlotRequest], stop: Callable[[], bool]) -> Groups:
+    """Replace every second completion by the right answer, which no model drew."""
     end = min(cheat.run.limits.end_tokens)
     head = cheat.loaded or bytes(32)
     groups = []
@@ -141,7 +149,7 @@ def typed_in(cheat: CheatingEngine, requests: Sequence[SlotRequest], stop: Calla
     return groups
 
 
-WAYS: Final[dict[str, Forge]] = {"luck": best_of_several, "answers": typed_in}
+WAYS: Final[dict[str, Forge]] = {"luck": best_of_several, "answers": typed_answers}
 
 
 def _other_key(request: SlotRequest, number: int) -> bytes:
@@ -152,7 +160,7 @@ def _other_key(request: SlotRequest, number: int) -> bytes:
 
 
 def main(words: Sequence[str]) -> None:
-    """Be such a sampler until told to stop."""
+    """Run a cheating sampler until it is signalled to stop."""
     parser = argparse.ArgumentParser(prog="python -m echo_node.demo.cheat", description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--way", choices=sorted(WAYS), required=True)
@@ -160,43 +168,43 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--listen", required=True)
     parser.add_argument("--seed", required=True)
     parser.add_argument("--slots", type=int, default=16)
-    wish = parser.parse_args(words)
-    program.main(partial(_be, wish), "echo-node")
+    options = parser.parse_args(words)
+    exit_codes.main(partial(_run, options), "echo-node")
 
 
-def _be(wish: argparse.Namespace) -> None:
-    with state.opened(wish.state) as place, closing(open_run(wish.run)) as run:
-        identity = place.identity()
-        _tell("started", role="sampler", peer_id=identity.peer_id)
-        settings = SwarmSettings(listen=(wish.listen,), seeds=(wish.seed,), book=place.book)
+def _run(options: argparse.Namespace) -> None:
+    with state_dir.opened(options.state) as state, closing(open_run(options.run)) as run:
+        identity = state.identity()
+        _emit("started", role="sampler", peer_id=identity.peer_id)
+        settings = SwarmSettings(listen=(options.listen,), seeds=(options.seed,), book=state.book)
         with closing(make_engine(EngineSpec(ENGINE, run.folder, rows=ROWS, threads=1))) as honest:
-            engine = CheatingEngine(run, honest, wish.way)
-            trio.run(partial(_work, run, identity, settings, place.run(run.id), engine, wish.slots))
+            engine = CheatingEngine(run, honest, options.way)
+            trio.run(partial(_work, run, identity, settings, state.run(run.id), engine, options.slots))
 
 
 async def _work(
     run: Run, identity: Identity, settings: SwarmSettings, folder: Path, engine: Engine, slots: int
 ) -> None:
     node = Node(run, identity, partial(join_swarm, settings=settings), folder=folder)
-    async with program.until_told_to_stop(), trio.open_nursery() as nursery:
-        nursery.start_soon(_tell_progress, node)
+    async with exit_codes.until_stop_signal(), trio.open_nursery() as nursery:
+        nursery.start_soon(_emit_progress, node)
         await node.sample(slots_per_call=slots, engine=engine)
-    _tell("stopped", finished=False)
+    _emit("stopped", finished=False)
 
 
-async def _tell_progress(node: Node) -> None:
-    """What the demo shows of it, once a second."""
+async def _emit_progress(node: Node) -> None:
+    """Emit the progress that the demo shows, once a second."""
     joined = False
     while True:
         await trio.sleep(LOOK_SECONDS)
         now = node.status()
         if now.get("joined") and not joined:
             joined = True
-            _tell("joined", version=now["version"])
-        _tell("progress", **now)
+            _emit("joined", version=now["version"])
+        _emit("progress", **now)
 
 
-def _tell(event: str, **more: Any) -> None:
+def _emit(event: str, **more: Any) -> None:
     sys.stdout.write(json.dumps({"event": event, "at": round(time.time(), 3), **more}) + "\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""The demo as people would run it: a seed, a trainer, a verifier and samplers, each `echo-node join` in a process of its own.
+"""Demo of processes: a seed, a trainer, a verifier and samplers, each an `echo-node join`.
 
-They meet on the loopback, keep their state in one folder, and have keys that the demo's seed decides. It starts them, reads
-what they say, and ends them; it does none of their work.
+They connect over loopback and keep their state in one folder; their keys follow from the demo's
+seed.
 """
 
 from __future__ import annotations
@@ -15,52 +15,59 @@ from typing import Any, Final, Literal
 
 import trio
 
-from echo_node import embedded
 from echo_node.config import DemoConfig
-from echo_node.demo.children import Child, end_all, node
-from echo_node.demo.member import CHEAT
-from echo_node.demo.standing import Member
-from echo_node.engine.kinds import check_class
+from echo_node.demo import CHEAT
+from echo_node.demo.node_status import NodeStatus
+from echo_node.demo.subprocesses import Child, end_all, node_command
+from echo_node.engine.engine_classes import check_class
 from echo_node.errors import ConfigError, EngineError, StoreError, boundary
-from echo_node.metrics import Records
-from echo_node.records import read_records
-from echo_node.run import read_model
-from echo_node.runfile import RunFile, SamplingTable, SyncTable, VerificationTable, new_run, write_run
-from echo_node.state import prepared
+from echo_node.models import embedded
+from echo_node.runs.run import read_model
+from echo_node.runs.spec import RunSpec, SamplingTable, SyncTable, VerificationTable, new_run, write_run
+from echo_node.storage.state_dir import prepared
+from echo_node.telemetry.metrics import Records
+from echo_node.telemetry.step_db import read_records
 from protocol import Identity, derive, open_manifest
 
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 SEED_SECONDS: Final = 60.0
+"""Seconds for the seed to listen."""
 FIRST_STEP_SECONDS: Final = 240.0
+"""Seconds until the first step, after which the demo fails."""
 STEP_SECONDS: Final = 120.0
-"""Without a step for so long, something is wrong."""
+"""Seconds between two steps, after which the demo fails."""
 END_SECONDS: Final = 6.0
-"""For everybody to end in order."""
+"""Seconds for all processes to end after SIGTERM."""
 LOOK_SECONDS: Final = 0.5
+"""Seconds between two readings of the step database."""
 UNVOUCHED: Final = 0.1
-"""In a swarm with cheats: the part of a batch that no verifier has vouched for, or that the trainer looks at itself."""
+"""With cheats: share of a batch without a verdict, or share that the trainer checks itself."""
 CHEATS: Final = {"cheat-1": "luck", "cheat-2": "answers"}
-"""By name, how each cheats."""
+"""Way of cheating by the sampler's name."""
 
 
 class SwarmDemo:
-    """A demo of processes that runs or has run. Views read it; `folder` is where everybody's state is."""
+    """A demo of processes, running or ended.
+
+    `folder` holds the state of all nodes; `page` is the port of the trainer's page, 0 for any, or
+    None for no page.
+    """
 
     def __init__(
         self, config: DemoConfig, records: Records, folder: Path, *, page: int | None = None
     ) -> None:
-        """`page` is the port of the trainer's page, 0 for any; without one there is no page."""
         self.config = config
         self._page_port = page
         self.page = ""
-        """Where the trainer's page is, once it is there."""
+        """Address of the trainer's page, once it is served."""
         self.records = records
         self.folder = folder
-        self.members: list[Member] = []
+        self.members: list[NodeStatus] = []
         self.model_bytes = sum(len(tensor.data) for tensor in read_model(embedded.folder()).values())
         self.failure: str = ""
-        """Why it came to nothing, in words."""
+        """Why the demo failed, as a sentence; empty if it did not."""
         self.last_words: list[str] = []
+        """Last log lines of the process that failed."""
         self._children: dict[str, Child] = {}
         self._run = folder / "run"
         self._run_id = b""
@@ -74,7 +81,7 @@ class SwarmDemo:
 
     @property
     def tokens_per_second(self) -> float:
-        """What all samplers generate together."""
+        """Tokens per second of all samplers together."""
         return sum(member.tokens_per_second for member in self.members if member.role == "sampler")
 
     @property
@@ -82,10 +89,10 @@ class SwarmDemo:
         return {name: child.pid for name, child in self._children.items()}
 
     def prepare(self) -> None:
-        """The run, and everybody's key. What cannot be is an error here, before anything is started."""
+        """Make the run and all keys; errors come here, before anything is started."""
         trainer, verifier = self._make_key("trainer"), self._make_key("verifier")
         config = self.config
-        told = RunFile(
+        spec = RunSpec(
             name="demo: reverse five digits",
             trainers=[trainer.peer_id],
             verifiers=[verifier.peer_id],
@@ -95,22 +102,25 @@ class SwarmDemo:
             verification=self._verification(),
             algorithm={"batch_groups": config.batch_groups, **config.algorithm},
         )
-        sealed = new_run(told, trainer, nonce=self._bytes("nonce"))
+        sealed = new_run(spec, trainer, nonce=self._bytes("nonce"))
         opened = open_manifest(sealed)
         for engine in self._engines():
             check_class(engine)
         self._run_id = opened.id
-        write_run(self._run, told, sealed)
+        write_run(self._run, spec, sealed)
 
     def _verification(self) -> VerificationTable:
-        """A trainer that asks looks itself, so that no step waits for a verdict; else verifiers vouch while groups wait."""
+        """Return the policy: a sequential trainer checks groups itself, to wait for no verdict.
+
+        In asynchronous mode verdicts arrive while groups wait in the replay buffer.
+        """
         if not self.config.hostile:
             return VerificationTable()
         policy: Literal["self", "sampled"] = "self" if self.config.mode == "sequential" else "sampled"
         return VerificationTable(policy=policy, share=UNVOUCHED)
 
     async def play(self) -> None:
-        """Let the swarm take its steps. Afterwards no process is left, whatever ended it."""
+        """Run the demo to its end; no process is left afterwards, whatever ended it."""
         async with trio.open_nursery() as nursery:
             try:
                 await self._play(nursery)
@@ -122,7 +132,7 @@ class SwarmDemo:
             nursery.cancel_scope.cancel()
 
     def kill(self) -> None:
-        """End every process at once."""
+        """Kill every process."""
         for child in self._children.values():
             child.kill()
 
@@ -132,11 +142,11 @@ class SwarmDemo:
             while not seed.addresses and not self.failure:
                 await self._news.wait()
         if not seed.addresses:
-            self._fail("seed", "it did not open its door in time")
+            self._fail("seed", f"it did not listen within {SEED_SECONDS:.0f} s")
             return
         engines = self._engines()
         cheats = CHEATS if self.config.hostile else {}
-        met = ("--seed", seed.addresses[0], str(self._run))
+        joining = ("--seed", seed.addresses[0], str(self._run))
         slots = ("--slots", str(max(1, self.config.batch_groups // len(engines))))
         trainer = self._start(
             nursery,
@@ -144,33 +154,34 @@ class SwarmDemo:
             "trainer",
             *("--steps", str(self.config.steps), "--first-samplers", str(len(engines) + len(cheats))),
             *(() if self._page_port is None else ("--page", str(self._page_port))),
-            *met,
+            *joining,
         )
         for number, engine in enumerate(engines, 1):
             name = f"sampler-{number}"
-            self._start(nursery, name, "sampler", "--engine", engine, *slots, *met, engine=engine)
-        self._start(nursery, "verifier", "verifier", *met)
+            self._start(nursery, name, "sampler", "--engine", engine, *slots, *joining, engine=engine)
+        self._start(nursery, "verifier", "verifier", *joining)
         for name, way in cheats.items():
-            self._start(nursery, name, "sampler", "--way", way, *slots, *met, cheat=way)
-        await self._until_done(trainer)
+            self._start(nursery, name, "sampler", "--way", way, *slots, *joining, cheat=way)
+        await self._wait_for_steps(trainer)
 
-    async def _until_done(self, trainer: Member) -> None:
-        """Read steps as they come, until all are there or nothing comes any more."""
-        while self._goes_on(trainer):
+    async def _wait_for_steps(self, trainer: NodeStatus) -> None:
+        """Read steps until the trainer has finished, or fail after a time without one."""
+        while self._is_running(trainer):
             known = trainer.steps
             with trio.move_on_after(STEP_SECONDS if known else FIRST_STEP_SECONDS) as waiting:
-                while trainer.steps == known and self._goes_on(trainer):
+                while trainer.steps == known and self._is_running(trainer):
                     await self._news.wait()
             if waiting.cancelled_caught:
-                self._fail("trainer", "it has taken no step for a long time")
+                limit = STEP_SECONDS if known else FIRST_STEP_SECONDS
+                self._fail("trainer", f"it took no step within {limit:.0f} s")
             await self._read_records()
             await trio.sleep(LOOK_SECONDS)
 
-    def _goes_on(self, trainer: Member) -> bool:
+    def _is_running(self, trainer: NodeStatus) -> bool:
         return not trainer.finished and not self.failure
 
     async def _read_records(self) -> None:
-        """What the trainer has written of its steps, each once."""
+        """Read new step records from the trainer's database."""
         trainer = next((member for member in self.members if member.role == "trainer"), None)
         if trainer is None or not trainer.steps:
             return
@@ -183,25 +194,26 @@ class SwarmDemo:
 
     def _start(
         self, nursery: trio.Nursery, name: str, role: str, *words: str, engine: str = "", cheat: str = ""
-    ) -> Member:
+    ) -> NodeStatus:
         key = self._make_key(name)
-        member = Member(name, role, key.public, key.peer_id, engine=engine, cheat=cheat)
+        member = NodeStatus(name, role, key.public, key.peer_id, engine=engine, cheat=cheat)
         command = [CHEAT] if cheat else ["join", "--role", role, "--threads", "1", "--json"]
-        places = ("--listen", LOOPBACK, "--state", str(self.folder / name))
+        options = ("--listen", LOOPBACK, "--state", str(self.folder / name))
 
-        def heard(event: Mapping[str, Any]) -> None:
-            member.hear(event)
+        def on_event(event: Mapping[str, Any]) -> None:
+            member.update(event)
             if event["event"] == "page":
                 self.page = str(event["url"])
             self._tell()
 
-        child = Child(name, node([*command, *places, *words]), self.folder / f"{name}.log", heard)
+        arguments = [*command, *options, *words]
+        child = Child(name, node_command(arguments), self.folder / f"{name}.log", on_event)
         self.members.append(member)
         self._children[name] = child
         nursery.start_soon(self._listen, child, member)
         return member
 
-    async def _listen(self, child: Child, member: Member) -> None:
+    async def _listen(self, child: Child, member: NodeStatus) -> None:
         await child.listen()
         with trio.move_on_after(END_SECONDS):
             await child.ended()
@@ -210,7 +222,7 @@ class SwarmDemo:
         self._tell()
 
     def _fail(self, name: str, how: str) -> None:
-        """The first failure counts: others follow from it."""
+        """Record the first failure: others follow from it."""
         if not self.failure and self._took is None:
             self.failure = f"The {name} failed: {how}."
             self.last_words = self._children[name].last_words()
@@ -220,10 +232,10 @@ class SwarmDemo:
         self._news.set()
         self._news = trio.Event()
 
-    # What the seed decides
+    # Keys and engines, by the seed
 
     def _engines(self) -> Sequence[str]:
-        """Of each sampler: torch and llama.cpp in turn, where both are installed."""
+        """Return the engine class per sampler: torch and llama.cpp in turn, if both are there."""
         if self.config.engine != "auto":
             return [self.config.engine] * self.config.samplers
         kinds = ["torch/f32"]
@@ -236,23 +248,25 @@ class SwarmDemo:
         return [kinds[number % len(kinds)] for number in range(self.config.samplers)]
 
     def _make_key(self, name: str) -> Identity:
-        """The key of a node, in its folder."""
+        """Write a node's key into its folder, unless it is there, and return its identity."""
         seed = derive("demo", self.config.seed.to_bytes(8), f"identity of {name}".encode())
-        place = self.folder / name
-        with boundary(StoreError, f"making {place}"):
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not (place / "key").exists():
-                descriptor = os.open(place / "key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        folder = self.folder / name
+        with boundary(StoreError, f"making {folder}"):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not (folder / "key").exists():
+                descriptor = os.open(folder / "key", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(descriptor, "wb") as file:
                     file.write(seed)
-        return prepared(place).identity()
+        return prepared(folder).identity()
 
     def _bytes(self, name: str) -> bytes:
-        """Bytes that only the seed and the name decide."""
+        """Derive bytes from the seed and a name."""
         return derive("demo", self.config.seed.to_bytes(8), name.encode())
 
 
 def check_together(config: DemoConfig) -> None:
-    """Wishes that do not go together."""
+    """Refuse options that exclude each other."""
     if config.hostile and config.in_memory:
-        raise ConfigError("in memory nobody verifies", advice="leave out --in-memory to see cheats caught")
+        raise ConfigError(
+            "the in-memory demo has no verifier", advice="leave out --in-memory to see cheats caught"
+        )

@@ -1,5 +1,6 @@
-"""The demo in one process: a trainer and a few samplers on the in-memory network, from one seed. With the seed, sequential
-runs repeat exactly.
+"""Demo in one process: a trainer and samplers on the in-memory network.
+
+Sequential runs with the same seed repeat exactly.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from contextlib import closing
 import torch
 import trio
 
-from echo_node import embedded
 from echo_node.config import DemoConfig
 from echo_node.contract import load
-from echo_node.demo.standing import Member
+from echo_node.demo.node_status import NodeStatus
 from echo_node.errors import ConfigError
-from echo_node.metrics import Records
+from echo_node.models import embedded
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
-from echo_node.run import ENGINES, Run, draft
+from echo_node.runs.run import ENGINES, Run, draft
+from echo_node.telemetry.metrics import Records
 from protocol import Identity, derive
 from protocol.manifest import EngineTolerance, Sampling, Sync
 
@@ -29,15 +30,15 @@ PROMPT_TOKENS, ANSWER_TOKENS = 7, 6
 
 
 class Demo:
-    """A demo that runs or has run. Views read it; only `play` changes it."""
+    """A demo in one process, running or ended."""
 
     def __init__(self, config: DemoConfig, records: Records) -> None:
         self.config = config
         self.page = ""
         self.records = records
         self.samplers: list[Node] = []
-        self.members: tuple[Member, ...] = ()
-        """None of them is a process of its own."""
+        self.members: tuple[NodeStatus, ...] = ()
+        """Empty: no node is a process of its own."""
         self.model_bytes = 0
         self.began = time.monotonic()
 
@@ -47,12 +48,12 @@ class Demo:
 
     @property
     def tokens_per_second(self) -> float:
-        """What all samplers generate together."""
+        """Tokens per second of all samplers together."""
         return sum(node.tokens.per_second() for node in self.samplers)
 
     async def play(self) -> None:
-        """Let the swarm take its steps."""
-        torch.set_num_threads(1)  # of everybody: pools of threads on the same cores collapse
+        """Run the demo to its end."""
+        torch.set_num_threads(1)  # several thread pools on the same cores are far slower
         run = self._open_run()
         with closing(run):
             await self._play(run, itertools.count())
@@ -79,7 +80,7 @@ class Demo:
 
     @property
     def _slots_per_call(self) -> int:
-        """A sampler's share of a batch."""
+        """Groups per call: a sampler's share of a batch."""
         return max(1, self.config.batch_groups // self.config.samplers)
 
     def _open_run(self, *, jailed: bool = True) -> Run:
@@ -116,7 +117,7 @@ class Demo:
         if not found:
             known = ", ".join(each.engine for each in ENGINES)
             raise ConfigError(
-                f"no tolerance is known for engines of the class {wanted}", advice=f"take one of {known}"
+                f"no tolerance is known for the engine class {wanted}", advice=f"use one of {known}"
             )
         return found
 
@@ -124,5 +125,5 @@ class Demo:
         return Identity(self._bytes(f"identity of {name}"))
 
     def _bytes(self, name: str) -> bytes:
-        """Bytes that only the seed and the name decide."""
+        """Derive bytes from the seed and a name."""
         return derive("demo", self.config.seed.to_bytes(8), name.encode())

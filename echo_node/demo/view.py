@@ -1,4 +1,4 @@
-"""What a person sees while the demo runs: a live panel on a terminal, plain lines elsewhere. Reads a demo, changes nothing."""
+"""Live view of the demo: a panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from echo_node.demo.standing import Member, Shown, bytes_out, caught, verdicts
+from echo_node.demo.node_status import DemoState, NodeStatus, bytes_out, caught, verdicts
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
@@ -22,8 +22,8 @@ _WIDTH = 58
 _COLUMNS = 80
 
 
-async def watch(demo: Shown, console: Console) -> None:
-    """Show the demo until cancelled, as this console can."""
+async def watch(demo: DemoState, console: Console) -> None:
+    """Show the demo until cancelled, in the form that the console supports."""
     if console.is_terminal:
         with Live(console=console, refresh_per_second=8, get_renderable=lambda: panel(demo)):
             await trio.sleep_forever()
@@ -35,8 +35,8 @@ async def watch(demo: Shown, console: Console) -> None:
             console.print(line(demo), highlight=False, soft_wrap=True)
 
 
-def line(demo: Shown) -> str:
-    """Where the demo stands, in one line; for a swarm of processes, in two."""
+def line(demo: DemoState) -> str:
+    """Return the demo's progress in one line; for a swarm of processes, in two."""
     steps = demo.records.steps
     if not steps:
         return f"{demo.seconds:4.0f} s  starting {_who_comes(demo)}"
@@ -52,7 +52,7 @@ def line(demo: Shown) -> str:
 
 
 def wrap(text: str, *, indent: int = 0) -> list[str]:
-    """The text in lines that fit a terminal."""
+    """Wrap text to lines that fit a terminal."""
     return textwrap.wrap(
         text,
         _COLUMNS,
@@ -63,8 +63,8 @@ def wrap(text: str, *, indent: int = 0) -> list[str]:
     )
 
 
-def panel(demo: Shown) -> RenderableType:
-    """Where the demo stands, at a glance, in 80 columns."""
+def panel(demo: DemoState) -> RenderableType:
+    """Return the demo's progress as a panel of 80 columns."""
     steps = demo.records.steps
     config = demo.config
     grid = Table.grid(padding=(0, 2))
@@ -92,7 +92,7 @@ def panel(demo: Shown) -> RenderableType:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Values from 0 to 1 as a row of bars, the mean of each stretch."""
+    """Return values from 0 to 1 as a row of bars, averaged to the width."""
     if not values:
         return ""
     size = max(1, -(-len(values) // width))
@@ -100,8 +100,8 @@ def sparkline(values: list[float], width: int) -> str:
     return "".join(_BARS[round(min(max(mean, 0.0), 1.0) * (len(_BARS) - 1))] for mean in means)
 
 
-def _add_swarm(grid: Table, demo: Shown) -> None:
-    """What only a swarm of processes has."""
+def _add_swarm(grid: Table, demo: DemoState) -> None:
+    """Add the rows of a swarm of processes."""
     steps = demo.records.steps
     grid.add_row("tokens", f"{sum(record.tokens for record in steps):,} learnt from" if steps else "…")
     grid.add_row("weights", _weights(demo) if steps else "…")
@@ -117,59 +117,59 @@ def _add_swarm(grid: Table, demo: Shown) -> None:
         grid.add_row("caught", Text(f"{name} (peer …{each.peer_id[-8:]}): {each.words}", style="red"))
 
 
-def _one_member(member: Member, trained: Counter[bytes]) -> Text:
+def _one_member(member: NodeStatus, trained: Counter[bytes]) -> Text:
     if not member.is_up:
         return Text(f"{member.name:<11} …", style="dim")
-    told = [f"{member.name:<11} version {'…' if member.version is None else member.version}"]
+    parts = [f"{member.name:<11} version {'…' if member.version is None else member.version}"]
     if member.role == "bootstrap":
-        told = [f"{member.name:<11} introduces nodes to each other"]
+        parts = [f"{member.name:<11} introduces nodes to each other"]
     if member.engine:
-        told.append(member.engine)
+        parts.append(member.engine)
     if member.role == "sampler":
-        told.append(f"{trained[member.public]:,} groups learnt from")
-    return Text(", ".join(told))
+        parts.append(f"{trained[member.public]:,} groups learnt from")
+    return Text(", ".join(parts))
 
 
-def _who_comes(demo: Shown) -> str:
+def _who_comes(demo: DemoState) -> str:
     if not demo.members:
         return f"{demo.config.samplers} samplers and a trainer"
     up = [member.name for member in demo.members if member.is_up]
     return f"{len(demo.members)} processes: {', '.join(up) or 'none'} ready"
 
 
-def _most_peers(demo: Shown) -> int:
+def _most_peers(demo: DemoState) -> int:
     return max((member.peers for member in demo.members), default=0)
 
 
-def _weights(demo: Shown) -> str:
+def _weights(demo: DemoState) -> str:
     sent, whole = bytes_out(demo)
     if not sent:
         return "…"
     return f"{sent / 1e6:,.1f} MB of changes; whole weights would be {whole / 1e6:,.0f} MB"
 
 
-def _verdicts(demo: Shown) -> str:
+def _verdicts(demo: DemoState) -> str:
     found = verdicts(demo)
     return ", ".join(f"{count:,} {name}" for name, count in found.most_common()) or "none yet"
 
 
-def _mode(demo: Shown) -> str:
+def _mode(demo: DemoState) -> str:
     return "sequential pull" if demo.config.mode == "sequential" else "asynchronous push-pull"
 
 
-def _recent(demo: Shown) -> Counter[int]:
+def _recent(demo: DemoState) -> Counter[int]:
     ages: Counter[int] = Counter()
     for record in demo.records.steps[-20:]:
         ages += record.staleness
     return ages
 
 
-def _ages(demo: Shown) -> str:
+def _ages(demo: DemoState) -> str:
     ages = _recent(demo)
     return f"{sum(age * n for age, n in ages.items()) / max(ages.total(), 1):.1f}"
 
 
-def _histogram(demo: Shown) -> str:
+def _histogram(demo: DemoState) -> str:
     ages = _recent(demo)
     if not ages:
         return "…"
@@ -177,7 +177,7 @@ def _histogram(demo: Shown) -> str:
     return "  ".join(shares) + "  (steps old: share)"
 
 
-def _pace(demo: Shown) -> str:
+def _pace(demo: DemoState) -> str:
     recent = demo.records.steps[-20:]
     if len(recent) < 2:
         return "…"

@@ -1,10 +1,7 @@
-"""What this machine has for a node, room by room: each file looks at one thing, changes nothing, and says how to mend it.
-
-It knows nothing of how findings are shown.
-"""
+"""Checks of `echo-node doctor`: each module checks one thing, changes nothing, names the fix."""
 
 from __future__ import annotations
 
-from echo_node.doctor.point import Point
+from echo_node.doctor.finding import Finding
 
-__all__ = ["Point"]
+__all__ = ["Finding"]

@@ -1,19 +1,19 @@
-"""What a node here could do: engines to sample with, contracts to work for, and how tightly those are jailed."""
+"""Check which engines and contracts are available, and the layers of the contracts' jail."""
 
 from __future__ import annotations
 
 from echo_node.contract import available
 from echo_node.contract.sandbox import layers
-from echo_node.doctor.point import Point, lacking, well, wrong
-from echo_node.engine.kinds import kinds
+from echo_node.doctor.finding import Finding, lacking, well, wrong
+from echo_node.engine.engine_classes import kinds
 from echo_node.errors import EchoError
 
 
-def look() -> list[Point]:
+def look() -> list[Finding]:
     return [*_engines(), *_contracts(), *_jail()]
 
 
-def _engines() -> list[Point]:
+def _engines() -> list[Finding]:
     try:
         found = kinds()
     except EchoError as error:
@@ -29,18 +29,18 @@ def _engines() -> list[Point]:
     return points
 
 
-def _contracts() -> list[Point]:
+def _contracts() -> list[Finding]:
     return [
         well("contracts", f"{each.name} {each.version}".strip(), each.package or "built in")
         for each in available()
     ]
 
 
-def _jail() -> list[Point]:
+def _jail() -> list[Finding]:
     try:
         found = layers()
     except EchoError as error:
-        fix = error.advice or "contracts of others do not run here: take a Linux with namespaces and seccomp"
+        fix = error.advice or "contracts of others do not run here: use a Linux with namespaces and seccomp"
         return [wrong("jail", "contracts", error.what, fix)]
     return [
         well("jail", layer.name, "active")
@@ -50,4 +50,4 @@ def _jail() -> list[Point]:
     ]
 
 
-_LOOSER = "the other layers hold; a newer kernel, or a container that may make namespaces, has this one too"
+_LOOSER = "the other layers hold; a newer kernel, or a container that may make namespaces, adds this one"

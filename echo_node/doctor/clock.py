@@ -1,5 +1,6 @@
-"""Whether the clock can be right. Nobody outside is asked: it is held against the program's age, against what a node has
-written, and against the clock that only counts on.
+"""Check that the clock is plausible, without asking anybody.
+
+It is compared with the program's release, the newest file of the state, and the monotonic clock.
 """
 
 from __future__ import annotations
@@ -9,30 +10,34 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from echo_node.control.holdings import look_into
-from echo_node.doctor.point import Point, lacking, point, well, wrong
+from echo_node.control.offline_report import look_into
+from echo_node.doctor.finding import Finding, lacking, point, well, wrong
 from echo_node.errors import StoreError
 
 RELEASED: Final = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-"""No clock that is right shows an earlier day to this program."""
+"""Earliest plausible Unix time: the program is not older."""
 UNTIL: Final = datetime(2126, 1, 1, tzinfo=UTC).timestamp()
+"""Latest plausible Unix time."""
 SLACK_SECONDS: Final = 600.0
+"""Seconds by which files may be from the future."""
 _WATCH_SECONDS: Final = 0.2
+"""Seconds for which the clock is observed."""
 _LEAP_SECONDS: Final = 1.0
+"""Seconds by which it may jump meanwhile."""
 _FIX: Final = "set the clock, and keep it right: sudo timedatectl set-ntp true"
 
 
-def look(state: Path) -> list[Point]:
+def look(state: Path) -> list[Finding]:
     now = time.time()
     shown = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M UTC")
     if not RELEASED <= now <= UNTIL:
         return [wrong("clock", "date", f"{shown} cannot be right for this program", _FIX)]
-    says = f"{shown} is plausible; nobody was asked"
+    says = f"{shown} is plausible; no time server was asked"
     return [well("clock", "date", says), _against_the_state(state, now), _steadiness()]
 
 
-def _against_the_state(state: Path, now: float) -> Point:
-    """A clock that was set back is behind what the node wrote before."""
+def _against_the_state(state: Path, now: float) -> Finding:
+    """Compare the clock with the newest file: a clock that was set back is behind it."""
     try:
         newest = look_into(state).last_seen
     except StoreError:
@@ -45,12 +50,12 @@ def _against_the_state(state: Path, now: float) -> Point:
     return lacking("clock", "past", says, _FIX)
 
 
-def _steadiness() -> Point:
-    """Whether somebody moves the clock while it is looked at."""
+def _steadiness() -> Finding:
+    """Check whether the clock jumps while it is observed."""
     before = time.time() - time.monotonic()
     time.sleep(_WATCH_SECONDS)
     leap = abs(time.time() - time.monotonic() - before)
-    says = "it runs evenly" if leap < _LEAP_SECONDS else f"it leapt by {leap:.0f} s while it was looked at"
+    says = "it runs evenly" if leap < _LEAP_SECONDS else f"it jumped by {leap:.0f} s within a moment"
     fine = True if leap < _LEAP_SECONDS else None
     return point("clock", "pace", fine=fine, says=says, fix="let one program alone set the clock")
 

@@ -1,4 +1,4 @@
-"""The libraries that are installed, against the versions that this program is made for, as its own metadata names them."""
+"""Check the installed libraries against the requirements in the program's metadata."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 
-from echo_node.doctor.point import Point, lacking, well, wrong
+from echo_node.doctor.finding import Finding, lacking, well, wrong
 
 _OURS: Final = "echo-node"
 _EXTRAS: Final = ("torch", "llama", "page", "plot", "gym", "math")
-"""Those that a person who takes part may want."""
+"""Extras that a participant may want."""
 _SHOWN: Final = frozenset({"libp2p", "torch", "transformers", "llama-cpp-python"})
-"""Named even if all is well: what others ask for first when something is not."""
+"""Libraries whose version is always listed, since bug reports need it."""
 
 
-def look(requires: Iterable[str] | None = None) -> list[Point]:
-    """`requires` is what the program's metadata says, if left out."""
+def look(requires: Iterable[str] | None = None) -> list[Finding]:
+    """Check requirements, by default those of the installed program."""
     if requires is None:
         try:
             requires = metadata.requires(_OURS) or ()
         except metadata.PackageNotFoundError:
             fix = "install it as the README says"
             return [lacking("libraries", _OURS, "runs without having been installed", fix)]
-    points: dict[str, Point] = {}
+    points: dict[str, Finding] = {}
     others = 0
     for requirement, extra in _read(requires):
         found = _point(requirement, extra)
@@ -37,7 +37,7 @@ def look(requires: Iterable[str] | None = None) -> list[Point]:
 
 
 def _read(requires: Iterable[str]) -> Iterator[tuple[Requirement, str]]:
-    """Each requirement, once for the program itself or for each extra that brings it."""
+    """Yield each requirement with the extra that first brings it, "" for the program."""
     for text in requires:
         try:
             requirement = Requirement(text)
@@ -49,7 +49,7 @@ def _read(requires: Iterable[str]) -> Iterator[tuple[Requirement, str]]:
                 break
 
 
-def _point(requirement: Requirement, extra: str) -> Point:
+def _point(requirement: Requirement, extra: str) -> Finding:
     name, wanted = requirement.name, str(requirement.specifier)
     install = f'pip install "{name}{wanted}"'
     try:

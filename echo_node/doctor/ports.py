@@ -1,4 +1,4 @@
-"""Whether this machine lets a program listen, and whether the two ports that people know are free. It dials nobody."""
+"""Check that a program may listen, and that the default ports of page and seed are free."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ import socket
 from typing import Final
 
 from echo_node.dashboard import PORT as PAGE
-from echo_node.doctor.point import Point, point
+from echo_node.doctor.finding import Finding, point
 
 SWARM: Final = 4_001
-"""Where a seed listens, unless it is told otherwise."""
+"""Default TCP port of a seed."""
 
 
-def look() -> list[Point]:
+def look() -> list[Finding]:
     return [_may_listen("127.0.0.1"), _may_listen("0.0.0.0"), _page(), _swarm()]  # noqa: S104 - to try it
 
 
 def problem_of(host: str, port: int) -> str:
-    """Why nothing can listen there; empty if it can."""
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Return why nothing can listen there; empty if it can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind((host, port))
-            tried.listen(1)
+            probe.bind((host, port))
+            probe.listen(1)
         except OSError as error:
             return error.strerror or str(error)
     return ""
 
 
-def _may_listen(host: str) -> Point:
+def _may_listen(host: str) -> Finding:
     problem = problem_of(host, 0)
     fix = "let the firewall, the container or the sandbox allow this program to listen"
     says = problem or "can listen"
     return point("ports", "loopback" if host == "127.0.0.1" else "any", fine=not problem, says=says, fix=fix)
 
 
-def _page() -> Point:
+def _page() -> Finding:
     problem = problem_of("127.0.0.1", PAGE)
     fix = "a node on a terminal takes another port by itself; or name one, such as --page 8421"
     return point(
@@ -43,7 +43,7 @@ def _page() -> Point:
     )
 
 
-def _swarm() -> Point:
+def _swarm() -> Finding:
     problem = problem_of("0.0.0.0", SWARM)  # noqa: S104 - where a seed would listen
     fix = "a node takes any free port by itself; for a seed name another, such as --listen /ip4/0.0.0.0/tcp/4002"
     return point(

@@ -1,6 +1,6 @@
-"""Generation and scoring: token ids in, token ids and log-probabilities out, at the weights of one head.
+"""Generation and scoring of token ids at the weights of one head.
 
-`base` is the one interface and `local` an engine in this process; `worker` puts one into a process of its own, with
-`serving` on the other side. `batch` and `draws` are what all engines share; `decoder` is what `torch` and `llamacpp` do
-each their own way. Nothing in this room knows a peer, a run, a reward or a text.
+`base` is the interface, `local` an engine in this process, `worker` an engine in a process of its
+own. `continuous_batching` and `token_sampling` are shared by all engines; `torch_decoder` and
+`llama_decoder` implement `decoder`.
 """

@@ -1,7 +1,7 @@
-"""What an engine is: the weights of a head in, completions and scores out.
+"""The engine interface: load the weights of a head, generate, score.
 
-Calls are synchronous and run one at a time; whoever calls picks the thread. Nothing here knows torch, llama.cpp,
-peers or text. An engine names the head whose weights it holds, since a version number does not name weights.
+Calls are synchronous and run one at a time; the caller picks the thread. An engine names the head
+whose weights it holds, since a version number does not identify weights.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TensorBytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """Elements of one tensor, ascending, and their new bit patterns (unsigned, as wide as the tensor's type)."""
+    """Changed elements of one tensor, ascending, and their new bit patterns (unsigned)."""
 
     tensor: str
     positions: NDArray[np.int64]
@@ -46,10 +46,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """The way from the weights of one head to those of another.
+    """A patch from the weights of one head to those of another.
 
-    `changes(granule)` opens what changed, in whole aligned runs of `granule` elements of a tensor; nobody writes to
-    the weights until it is closed.
+    `changes(granule)` opens the changes in whole aligned runs of `granule` elements of a tensor;
+    the weights must not be written until it is closed.
     """
 
     since: bytes
@@ -59,7 +59,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class SamplingLimits:
-    """How a completion is drawn: over the first `vocab_size` ids, up to an end token or the limit."""
+    """Sampling settings: ids below `vocab_size`, up to an end token or `max_tokens`."""
 
     max_tokens: int
     temperature: float
@@ -69,7 +69,10 @@ class SamplingLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotRequest:
-    """One prompt and the luck of its slot: completion j draws its token t by `uniforms(slot_key, j, …)[t]`."""
+    """A prompt and its slot's key.
+
+    Completion j draws its token t by `uniforms(slot_key, j, …)[t]`.
+    """
 
     prompt: Ids
     slot_key: bytes
@@ -87,7 +90,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """One completion. A log-probability is that of the token in the whole distribution at the temperature."""
+    """One completion; log-probabilities are of the full distribution at the temperature."""
 
     ids: Ids
     logprobs: Floats
@@ -97,7 +100,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finished:
-    """A completion that has ended: number `completion` of the request that was taken as number `request`."""
+    """A finished completion: number `completion` of request number `request`."""
 
     request: int
     completion: int
@@ -106,7 +109,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim:
-    """Tokens that somebody says were drawn after a prompt, which may hold the completion's tokens before them."""
+    """Tokens claimed to follow a prompt.
+
+    The prompt may include earlier tokens of the same completion.
+    """
 
     prompt: Ids
     ids: Ids
@@ -114,7 +120,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """Per token its log-probability, its interval [low, high) of the CDF, and the sums of p² below and over all."""
+    """Per token: log-probability, CDF interval [low, high), sums of p² below and in total."""
 
     logprobs: Floats
     low: Floats
@@ -136,7 +142,10 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What an engine is and takes. `context` is the longest prompt and completion together; None: no bound."""
+    """Description of an engine and its resource use.
+
+    `context` is the most tokens of prompt and completion together; None means no bound.
+    """
 
     engine_class: str
     device: str
@@ -155,12 +164,12 @@ def never() -> bool:
 
 
 def no_news() -> Update | None:
-    """The weights stay as they are."""
+    """Return no update."""
     return None
 
 
 class Engine(Protocol):
-    """Loads the weights of a head, generates from them, and scores what others say they generated."""
+    """Loads the weights of a head, generates from them, and scores claimed completions."""
 
     @property
     def engine_class(self) -> str:
@@ -171,10 +180,10 @@ class Engine(Protocol):
         """The id of the head whose weights are in."""
 
     def load(self, head_id: bytes, weights: Mapping[str, TensorBytes]) -> None:
-        """Take these weights, by their Hugging Face names, tied ones once: all of them or, if one is wrong, none."""
+        """Load weights by their Hugging Face names, tied ones once: all of them or none."""
 
     def patch(self, update: Update) -> None:
-        """Go from the weights that are loaded, which must be those of `update.since`, to those of another head."""
+        """Patch the loaded weights, those of `update.since`, to those of another head."""
 
     def generate(
         self,
@@ -183,20 +192,21 @@ class Engine(Protocol):
         stop: Callable[[], bool] = never,
         news: Callable[[], Update | None] = no_news,
     ) -> Iterator[Finished]:
-        """Completions, each as it ends. A request is taken as soon as there is room for it, and no sooner.
+        """Yield completions, each as it ends; take a request as soon as there is room for it.
 
-        `stop` is asked before each token: `EngineStoppedError`. `news` is asked then too, but only while every running
-        completion can still change its head (once at most): an update that it gives goes in at once, in flight.
+        `stop` is called before each token and raises `EngineStoppedError` if true. `news` is called
+        then too, but only while every running completion can still change its head (once at most):
+        an update that it returns is applied at once, in flight.
         """
 
     def score(self, prompt: Ids, ids: Ids, limits: SamplingLimits) -> Scores:
         """Measure a claimed completion by one prefill."""
 
     def score_many(self, claims: Sequence[Claim], limits: SamplingLimits) -> list[Scores]:
-        """Measure several, in one pass where the engine can. Short ones cost little more together than one alone."""
+        """Score several claims, in one pass where the engine can."""
 
     def describe(self) -> Description:
-        """What this engine is and takes."""
+        """Describe this engine."""
 
     def close(self) -> None:
         """Give everything back. An engine that is closed refuses further calls."""
@@ -205,7 +215,7 @@ class Engine(Protocol):
 def generate_groups(
     engine: Engine, requests: Sequence[SlotRequest], *, stop: Callable[[], bool] = never
 ) -> list[tuple[Draw, ...]]:
-    """A group for each request, in order, once all have ended."""
+    """Return a group for each request, in order, once all have ended."""
     groups: list[dict[int, Draw]] = [{} for _ in requests]
     for finished in engine.generate(requests, stop=stop):
         groups[finished.request][finished.completion] = finished.draw

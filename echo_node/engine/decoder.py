@@ -1,7 +1,8 @@
-"""What torch and llama.cpp each do their own way: a model in memory, and rows of keys and values to decode in.
+"""The decoder interface: a model in memory, with rows of keys and values.
 
-A row holds the ids of one sequence from its first position on. The rows in use are numbered 0 … n-1 without a hole;
-whoever uses a decoder keeps them so. A decoder draws nothing and knows no head, limit, key or request.
+torch and llama.cpp each implement it. A row holds the ids of one sequence from its first position
+on. The rows in use are numbered 0 … n-1 without a gap; the caller keeps them so. A decoder draws no
+tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from echo_node.engine.base import Change, Ids, TensorBytes
-from echo_node.engine.draws import Logits
+from echo_node.engine.token_sampling import Logits
 
 
 class Decoder(Protocol):
@@ -37,28 +38,31 @@ class Decoder(Protocol):
         """Copy all weights in. They have been checked against `shapes`."""
 
     def put(self, changes: Iterable[Change]) -> None:
-        """Copy elements in, live at once; their types are those of what was loaded. Rows in use are stale afterwards."""
+        """Copy elements in, effective at once.
+
+        Their types are those of the loaded weights. Rows in use are stale afterwards.
+        """
 
     def make_room(self, rows: int, length: int) -> None:
-        """Be ready for so many rows of so many positions, which may be there already. No row is in use.
+        """Reserve rows of a given length; no row is in use afterwards.
 
-        A `NoRoomError` (see `fitting`) if that takes too much memory.
+        Raises `NoRoomError` if that takes too much memory.
         """
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Ids]) -> Logits:
         """Fill rows afresh, whatever was in them; give what follows each prompt."""
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Let a row begin as another does: with its first `length` positions, and nothing after them."""
+        """Copy the first `length` positions of a row to another row."""
 
     def decode(self, tokens: Ids) -> Logits:
-        """One token more for each of the rows 0 … len(tokens) - 1; give what follows. Further rows are free."""
+        """Append a token to each of the rows 0 … len(tokens) - 1; return their logits."""
 
     def score(self, ids: Ids, keep: int) -> Logits:
-        """What follows each of the last `keep` ids, by one pass. No row is in use, nor afterwards."""
+        """Return the logits after each of the last `keep` ids, in one pass; uses no rows."""
 
     def score_many(self, sequences: Sequence[Ids], keep: Sequence[int]) -> Logits:
-        """The same for several sequences: the places of the first, then those of the next, and so on."""
+        """Score several sequences; return the logits of the first, then of the next, and so on."""
 
     def close(self) -> None:
         """Give the memory back."""

@@ -1,7 +1,7 @@
-"""A model's weights as a GGUF file that can be rewritten in place, whole or by the elements that changed.
+"""GGUF file of a model's weights, rewritable in place, whole or by element.
 
-The file holds no tokenizer. What `put` writes is, bit for bit, what `fill` writes for the same weights. It knows the
-file and nothing of llama.cpp, which may have it mapped meanwhile.
+The file holds no tokenizer. `put` writes, bit for bit, what `fill` writes for the same weights.
+llama.cpp may have the file mapped meanwhile.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Slot:
 
 
 def slot_kind(shape: tuple[int, ...], kind: str) -> str:
-    """The type of one tensor in a file of a kind. Rows that no blocks fill are kept in f16."""
+    """Return the type of one tensor in a file of a kind; rows that no blocks fill are f16."""
     if len(shape) == 1:
         return "f32"  # llama.cpp adds and scales by nothing else
     return "f16" if kind in BLOCKED and shape[-1] % BLOCK else kind
@@ -118,7 +118,7 @@ class GgufFile:
         return int(self._map.size)
 
     def cells(self, name: str) -> NDArray[Any]:
-        """A tensor as it lies in the file: to write to it is to write to the file."""
+        """Return a tensor as a view of the file: writing to it writes the file."""
         slot = self.slots[name]
         return self._map[slot.offset : slot.offset + slot.size].view(_CELLS[slot.kind])
 
@@ -141,7 +141,7 @@ class GgufFile:
                 cells[start // wide : start // wide + part.size] = part
 
     def put(self, change: Change) -> None:
-        """Write the elements of one tensor that changed, in whole blocks where the file has blocks."""
+        """Write the changed elements of one tensor, in whole blocks where the file has blocks."""
         slot = self.slots.get(change.tensor)
         if slot is None:
             raise EngineError(f"a change of {change.tensor}, which the model does not have")
@@ -165,7 +165,7 @@ class GgufFile:
             cells[positions[start // wide : start // wide + part.size]] = part
 
     def unname(self) -> bool:
-        """Take the file's name away, where the system can do without: it then ends when the process does.
+        """Unlink the file where the system allows, so that it ends with the process.
 
         `path` still opens it, for this process alone.
         """
@@ -220,7 +220,7 @@ def _halves() -> NDArray[np.uint16]:
 
 
 def _q8_0(blocks: Single) -> NDArray[Any]:
-    """As ggml's reference does it: a scale in f16, and 32 signed bytes rounded half away from zero."""
+    """Quantise as ggml's reference: an f16 scale, 32 signed bytes rounded half away from zero."""
     cells = np.empty(len(blocks), np.dtype([("scale", "<f2"), ("steps", "i1", BLOCK)]))
     scale = np.ascontiguousarray(np.abs(blocks).T).max(axis=0) / np.float32(127)  # turned: four times as fast
     cells["scale"] = scale
@@ -252,7 +252,7 @@ def _check_range(name: str, bits: Bits, dtype: str, kind: str) -> None:
 
 
 def _blocks(name: str, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The blocks that positions fill."""
+    """Return the blocks that positions fill."""
     if positions.size % BLOCK == 0:
         runs = positions.reshape(-1, BLOCK)
         if not (runs[:, 0] % BLOCK).any() and (runs[:, -1] - runs[:, 0] == BLOCK - 1).all():
@@ -295,7 +295,7 @@ def _write_header(path: Path, plan: ModelPlan, kind: str) -> int:
 
 
 def _make_long(path: Path, size: int) -> None:
-    """Take the room on the disk now: to find it full while writing to mapped memory would kill the process."""
+    """Allocate the disk space now; a full disk while writing to mapped memory kills the process."""
     with path.open("r+b") as file:
         try:
             if hasattr(os, "posix_fallocate"):

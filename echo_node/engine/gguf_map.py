@@ -1,7 +1,7 @@
-"""A model folder's config.json as llama.cpp understands it: numbers for the header, and each tensor's name and place.
+"""Mapping of a model folder's config.json to llama.cpp's header and tensor names.
 
-Llama, Qwen2 and Qwen3, dense. Whatever llama.cpp would compute otherwise than transformers does is refused here, by
-name. It knows nothing of values, types of numbers or files of weights.
+Llama, Qwen2 and Qwen3, dense. Whatever llama.cpp would compute differently from transformers is
+refused here, by name.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ _ADVICE: Final = "use the torch engine for this model"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor goes. `heads` above 0: the rows of so many heads are interleaved on the way."""
+    """Where a tensor goes; with `heads` above 0 the rows of that many heads are interleaved."""
 
     name: str
     shape: tuple[int, ...]
     heads: int = 0
 
     def row_order(self) -> NDArray[np.int64]:
-        """Per row here, its row there. llama.cpp turns neighbours where transformers turns the two halves."""
+        """Return the target row per source row.
+
+        llama.cpp rotates neighbours where transformers rotates the two halves.
+        """
         rows = np.arange(self.shape[0])
         if not self.heads:
             return rows
@@ -105,7 +108,7 @@ class _Config:
 
 
 def read_plan(folder: Path) -> ModelPlan:
-    """How llama.cpp runs the model of a folder, or an `EngineError` that says what it cannot run."""
+    """Plan how llama.cpp runs the model of a folder; refuse one that it cannot run."""
     config = _Config(folder / "config.json")
     family = str(config.get("model_type", ""))
     _check_family(config, family)
@@ -227,7 +230,7 @@ def _theta(config: _Config, rope: Any) -> float:
 
 
 def _stretches(family: str, rope: Mapping[str, Any], theta: float, head_size: int) -> tuple[float, ...]:
-    """Llama 3 slows the slow frequencies down by a factor, leaves the fast ones, and blends in between."""
+    """Compute Llama 3 rope factors: slow frequencies scaled, fast ones kept, a blend between."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind in (None, "default"):
         return ()

@@ -1,7 +1,7 @@
-"""An engine in this process: one decoder, one call at a time. `worker` puts it into a process of its own.
+"""An engine in this process: one decoder, one call at a time.
 
-It checks what it is asked before any work, names the head whose weights are in, and forgets the name while they change.
-It knows nothing of torch or llama.cpp.
+Requests are checked before any work. The head's id is dropped while the weights change. `worker`
+runs the same in a process of its own.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from echo_node.engine.base import (
     never,
     no_news,
 )
-from echo_node.engine.batch import Batch
-from echo_node.engine.checks import Reach, check_weights
+from echo_node.engine.continuous_batching import Batch
 from echo_node.engine.decoder import Decoder
-from echo_node.engine.draws import measure
+from echo_node.engine.request_checks import Reach, check_weights
+from echo_node.engine.token_sampling import measure
 from echo_node.errors import EngineError, boundary
 
 ROWS: Final = 128
@@ -53,7 +53,7 @@ class LocalEngine:
         self.loaded: bytes | None = None
 
     def load(self, head_id: bytes, weights: Mapping[str, TensorBytes]) -> None:
-        """Take these weights, by their Hugging Face names, tied ones once: all of them or, if one is wrong, none."""
+        """Load weights by their Hugging Face names, tied ones once: all of them or none."""
         with self._alone("loading weights"):
             check_weights(weights, self._decoder.shapes)
             self.loaded = None  # should the copying break off, no head's name stands over a mixture
@@ -61,7 +61,7 @@ class LocalEngine:
             self.loaded = head_id
 
     def patch(self, update: Update) -> None:
-        """Go from the weights that are loaded, which must be those of `update.since`, to those of another head."""
+        """Patch the loaded weights, those of `update.since`, to those of another head."""
         with self._alone("changing weights"):
             self._put(update)
 
@@ -92,7 +92,7 @@ class LocalEngine:
 
     @contextmanager
     def batch(self) -> Generator[Batch]:
-        """A batch of this engine's own, with the weights that are in. Nothing else goes on until the block ends."""
+        """Open a batch with the loaded weights; no other call runs until the block ends."""
         with self._alone("generating"):
             batch = Batch(self._decoder, self._check_loaded(), rows=self._rows, put=self._put)
             try:
@@ -122,7 +122,7 @@ class LocalEngine:
             )
 
     def describe(self) -> Description:
-        """What this engine is and takes."""
+        """Describe this engine."""
         return Description(
             engine_class=self.engine_class,
             device=self._decoder.device,

@@ -1,5 +1,5 @@
-"""Where a model comes from: a folder, a hub, or a GGUF file, which may lie inside an installed package.
+"""Model sources: a folder, a hub, or a GGUF file, also inside a package.
 
-`finding` is the one door: it gives a Hugging Face folder of safetensors, whatever the person wrote. This room knows no
-engine, no run and no peer, and importing it imports neither torch nor the hub's library.
+`model_source.find_model` returns a Hugging Face folder of safetensors for any of them. Importing
+this package imports neither torch nor the hub's library.
 """

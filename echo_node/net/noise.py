@@ -1,8 +1,8 @@
-"""Noise, as the library does it, with the messages after the handshake read and written in bulk.
+"""Noise transport that reads and writes messages after the handshake in bulk.
 
-The library asks the socket for two bytes, then for the message, and copies each one four times. Here the socket is
-asked for all that it has, and several messages are written at once. The handshake, the keys and the counting of
-messages stay the library's; nothing here knows what the messages hold.
+py-libp2p reads two bytes from the socket, then the message, and copies each message four times.
+This reader takes all that the socket has, and writes several messages at once. The handshake, the
+keys and the nonces stay py-libp2p's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Cipher = Callable[[bytes | None, bytes | memoryview], bytes]
 
 
 class NoiseMessages(NoiseTransportReadWriter):
-    """The messages of one connection after its handshake."""
+    """The Noise transport messages of one connection, after its handshake."""
 
     def __init__(self, plain: NoiseTransportReadWriter) -> None:
         raw = cast(IRawConnection, plain.conn)
@@ -36,7 +36,7 @@ class NoiseMessages(NoiseTransportReadWriter):
         self._chunk = memoryview(b"")
 
     async def write_msg(self, msg: bytes, prefix_encoded: bool = False) -> None:  # noqa: FBT001, FBT002, ARG002
-        """Write it as one message, or as several full ones and a last; one call to the socket for all."""
+        """Encrypt data as one or more messages and write them in one call to the socket."""
         view = memoryview(msg)
         parts: list[bytes] = []
         for start in range(0, len(view), MAX_PLAINTEXT_LENGTH):
@@ -45,7 +45,7 @@ class NoiseMessages(NoiseTransportReadWriter):
         await self._raw.write(b"".join(parts))
 
     async def read_msg(self, prefix_encoded: bool = False) -> bytes:  # noqa: FBT001, FBT002, ARG002
-        """The next message. A cancelled call loses nothing."""
+        """Return the next decrypted message. A cancelled call loses no data."""
         await self._fill(_LENGTH_BYTES)
         whole = _LENGTH_BYTES + int.from_bytes(self._chunk[:_LENGTH_BYTES])
         await self._fill(whole)
@@ -59,7 +59,7 @@ class NoiseMessages(NoiseTransportReadWriter):
         return message
 
     async def _fill(self, size: int) -> None:
-        """Read until so many bytes are there."""
+        """Read until at least `size` bytes are buffered."""
         while len(self._chunk) < size:
             more = await self._raw.read(READ_BYTES)
             if not more:
@@ -68,7 +68,7 @@ class NoiseMessages(NoiseTransportReadWriter):
 
 
 class NoiseTransport(Transport):
-    """The library's Noise, whose sessions use `NoiseMessages`."""
+    """py-libp2p's Noise transport, with sessions that use `NoiseMessages`."""
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
         return _in_bulk(await super().secure_inbound(conn))

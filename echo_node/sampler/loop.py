@@ -1,7 +1,8 @@
-"""The sampler's loop: join, follow the chain, and fill slots: when asked (sequential) or by itself (asynchronous).
+"""Sampler loop: register, follow the chain, generate groups and deliver them.
 
-Weights go into the engine before anything is drawn under their head, and every group names that head. One thing at a time
-uses the engine. It knows no trainer's inside, and never imports one.
+Slots are filled on request (sequential mode) or continuously (asynchronous mode). A head's weights
+are loaded before anything is drawn under it, and every group names that head. One task at a time
+uses the engine.
 """
 
 from __future__ import annotations
@@ -11,30 +12,32 @@ import random
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 import trio
 
+from echo_node.election.lease import Lease
 from echo_node.engine.base import Engine, Update, no_news
 from echo_node.errors import ConfigError, ContractError, DefectError, EngineError, PeerError, StoreError
-from echo_node.metrics import Rate
-from echo_node.net.base import ACCEPT, Message, Network, Reject, Validation
-from echo_node.net.inbox import Inbox
+from echo_node.net.base import Message, Network
 from echo_node.net.outbox.backoff import Patience
 from echo_node.net.outbox.outbox import Outbox
-from echo_node.pausing import Gate
-from echo_node.run import Run
-from echo_node.sampler.crediting import Crediting
-from echo_node.sampler.joining import SETTLE_SECONDS, Joining
-from echo_node.sampler.keeping_up import KeepingUp
-from echo_node.sampler.pacing import Pacing
-from echo_node.sampler.posting import Post
+from echo_node.net.subscription import Subscription
+from echo_node.rollouts.gossip_validation import validate_receipt
+from echo_node.runs.run import Run
+from echo_node.runtime.pause_gate import PauseGate
+from echo_node.runtime.threads import run_stoppable
+from echo_node.sampler.delivery import GroupDelivery
+from echo_node.sampler.ledger_sync import LedgerSync
+from echo_node.sampler.registration import SETTLE_SECONDS, Registration
 from echo_node.sampler.rollout import Rollout
-from echo_node.terms.lease import Lease
-from echo_node.threads import run_stoppable
-from echo_node.weights.handing import hand_over, update_to
-from echo_node.weights.leased import Leased
-from echo_node.weights.pull import Puller
+from echo_node.sampler.send_rate import SendRate
+from echo_node.sampler.throughput import ThroughputMonitor
+from echo_node.telemetry.metrics import Rate
+from echo_node.weights.engine_sync import hand_over, update_to
+from echo_node.weights.puller import Puller
+from echo_node.weights.weights_view import WeightsView
 from protocol import (
     ZERO,
     Envelope,
@@ -53,17 +56,20 @@ from protocol import (
 
 log = logging.getLogger(__name__)
 HEAD_SECONDS = 30.0
+"""Seconds to wait for the head that a request names."""
 TRIES: Final = 3
-"""How often slots are filled with an engine that dies over them."""
+"""Attempts to fill the same slots when the engine process dies."""
 WRONG_ENGINE: Final = "wrong-engine"
 RETRY_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Before a version is tried again that could not be sampled. A newer one is tried at once, and whoever comes is asked soon."""
+"""Seconds before the same version is tried again; a newer version or a new peer ends the pause."""
 
 
 class SamplerLoop:
-    """One sampler of a run. `slots_per_call` groups are generated together; they wait in the outbox until they are taken.
+    """One sampler of a run.
 
-    With a `lease`, it stops when the leader's has run out, since what it samples then may be for nobody.
+    `slots_per_call` groups are generated together and wait in the outbox until a receipt names
+    them. With a `lease` it stops when the leader's lease has expired, since nobody may want its
+    groups then.
     """
 
     def __init__(
@@ -79,10 +85,10 @@ class SamplerLoop:
         agent: str,
         patience: Patience | None = None,
         lease: Lease | None = None,
-        gate: Gate | None = None,
-        crediting: Crediting | None = None,
+        gate: PauseGate | None = None,
+        ledger_sync: LedgerSync | None = None,
     ) -> None:
-        if engine.engine_class not in {tolerance.engine for tolerance in run.told.engines}:
+        if engine.engine_class not in {tolerance.engine for tolerance in run.manifest.engines}:
             raise ConfigError(f"this run does not take groups of the engine class {engine.engine_class}")
         self._run = run
         self._network = network
@@ -92,58 +98,58 @@ class SamplerLoop:
         self._busy = trio.Lock()
         self._rollout = Rollout(run, identity, engine)
         self._puller = puller
-        self._chain = puller.hearing
+        self._chain = puller.chain
         self._lease = lease
-        self._gate = gate or Gate()
+        self._gate = gate or PauseGate()
         self._jitter = random.Random(identity.public)  # noqa: S311 - spreads retries, keeps no secret
-        self._joining = Joining(
+        self._registration = Registration(
             run.id, network, identity, puller, engine=engine.engine_class, agent=agent, luck=self._jitter
         )
-        self._post = Post(
+        self._delivery = GroupDelivery(
             run.id,
             network,
             identity,
             outbox,
             self._chain,
             puller.store.lent,
-            staleness=run.told.sync.staleness,
+            staleness=run.manifest.sync.staleness,
             patience=patience,
             luck=self._jitter,
-            told=crediting.answered if crediting else None,
+            on_receipt=ledger_sync.receipt if ledger_sync else None,
         )
-        self._crediting = crediting
-        self.pacing = Pacing(unanswered=4 * slots_per_call, luck=self._jitter)
-        self._keeping_up = KeepingUp(run.told.sync.staleness)
+        self._ledger_sync = ledger_sync
+        self.send_rate = SendRate(unanswered=4 * slots_per_call, luck=self._jitter)
+        self._throughput = ThroughputMonitor(run.manifest.sync.staleness)
         self.tokens = Rate()
-        """Tokens generated, by the second."""
+        """Generated tokens per second."""
         self._first: dict[str, float] = {}
-        """When it first had weights, and a group that was accepted."""
+        """Unix times of the first weights and of the first accepted group."""
         self._met = 0
-        """How often somebody came."""
+        """Number of times that a peer connected."""
         self._news = trio.Event()
-        """Somebody came, or there is another head."""
+        """Set when a peer connects or a new head arrives."""
 
     def status(self) -> dict[str, Any]:
-        """How it goes, in plain numbers."""
+        """Return the figures that `echo-node status` and the dashboard show."""
         tip = self._chain.tip
         loaded = self._puller.store.find(self._engine.loaded or ZERO)
         return {
-            "joined": self._joining.is_joined,
-            "turned_away": self._joining.turned_away,
+            "joined": self._registration.is_joined,
+            "turned_away": self._registration.turned_away,
             "leader_is_silent": self._lease is not None and self._lease.is_over,
             "version": tip.message.version if tip else None,
             "engine_version": loaded.message.version if loaded else None,
-            "accepted": self.pacing.accepted,
-            "refused": dict(sorted((+self.pacing.refused).items())),
-            "waiting": self._post.waiting,
+            "accepted": self.send_rate.accepted,
+            "refused": dict(sorted((+self.send_rate.refused).items())),
+            "waiting": self._delivery.waiting,
             "paused": list(self._gate.reasons),
             "tokens_per_second": round(self.tokens.per_second(), 1),
             "seconds_per_group": None
-            if (each := self._keeping_up.seconds_per_group) is None
+            if (each := self._throughput.seconds_per_group) is None
             else round(each, 3),
-            "too_slow": self._keeping_up.too_slow,
+            "too_slow": self._throughput.too_slow,
             "first": dict(self._first),
-            **({"credit": self._crediting.status()} if self._crediting else {}),
+            **({"credit": self._ledger_sync.status()} if self._ledger_sync else {}),
         }
 
     async def work(self) -> None:
@@ -154,40 +160,34 @@ class SamplerLoop:
         ):
             async with (
                 self._puller.work(),
-                network.subscribe(topics.topic(run, topics.RECEIPTS), self._look_at_receipt) as receipts,
+                network.subscribe(
+                    topics.topic(run, topics.RECEIPTS), partial(validate_receipt, self._run)
+                ) as receipts,
                 trio.open_nursery() as nursery,
             ):
-                await self._post.start()
-                nursery.start_soon(self._post.run)
-                nursery.start_soon(self._keep_pace)
-                nursery.start_soon(self._meet)
+                await self._delivery.start()
+                nursery.start_soon(self._delivery.run)
+                nursery.start_soon(self._follow_chain)
+                nursery.start_soon(self._watch_peers)
                 nursery.start_soon(self._read, receipts)
-                nursery.start_soon(self._joining.keep)
+                nursery.start_soon(self._registration.keep)
                 nursery.start_soon(self._push)
-                if self._crediting is not None:
-                    nursery.start_soon(self._crediting.work, network)
-
-    def _look_at_receipt(self, message: Message) -> Validation:
-        """Only trainers of the run say such things. Which of them leads is no fault of who passes it on."""
-        envelope = Envelope.parse(message.data)
-        if envelope.signer not in self._run.told.trainers:
-            return Reject("not-trainer")
-        envelope.open(Receipt, self._run.id)
-        return ACCEPT
+                if self._ledger_sync is not None:
+                    nursery.start_soon(self._ledger_sync.work, network)
 
     # The chain
 
-    async def _keep_pace(self) -> None:
+    async def _follow_chain(self) -> None:
         head: Opened[WeightsHead] | None = None
         while True:
             before, head = head, await self._chain.wait_for_newer(head.id if head else None)
-            self.pacing.moved_on()
+            self.send_rate.new_head()
             if before is not None and before.message.term != head.message.term:
-                self._joining.doubt()
-            self._keeping_up.heard(head.message.step, trio.current_time())
+                self._registration.doubt()
+            self._throughput.record_head(head.message.step, trio.current_time())
             self._tell()
 
-    async def _meet(self) -> None:
+    async def _watch_peers(self) -> None:
         async with self._network.watch() as events:
             async for event in events:
                 self._met += event.joined
@@ -200,58 +200,59 @@ class SamplerLoop:
     async def _fill(
         self, head: Opened[WeightsHead], slots: range, news: Callable[[], Update | None] = no_news
     ) -> list[bytes]:
-        """Sealed groups under a head, whose weights are fetched and put in first if another's are.
+        """Return sealed groups drawn under a head, after loading its weights if needed.
 
-        The draws of a slot are fixed by its key: after a crash of the engine they are made again, and are the same.
+        The draws of a slot are fixed by its key: after a crash of the engine they are repeated, and
+        are the same.
         """
         async with self._busy:
             for tries_left in reversed(range(TRIES)):
                 try:
                     if self._engine.loaded != head.id:
-                        await self._puller.use(head, self._put_in)
+                        await self._puller.use(head, self._load)
                     return await run_stoppable(lambda stop: self._rollout.fill(head.id, slots, stop, news))
                 except EngineError as error:
                     if self._engine.loaded is not None or not tries_left:
-                        raise  # it is well, and refuses this; or it is not, whatever is done
-                    log.warning("slots %d to %d are filled again: %s", slots[0], slots[-1], error)
+                        raise  # the engine lives and refuses this; or it died in every attempt
+                    log.warning("retrying slots %d to %d: %s", slots[0], slots[-1], error)
             raise DefectError("no attempt was made")
 
-    def _put_in(self, held: Leased) -> None:
+    def _load(self, held: WeightsView) -> None:
         self._first.setdefault("weights", time.time())
         hand_over(held, self._engine)
 
     # Sequential pull
 
-    async def _answer(self, peer: bytes, asked: bytes) -> bytes:
-        """Fill the slots that the leader asks for, under the head that it names, whatever this node held before."""
-        opened = open_sealed(asked, RolloutRequest, self._run.id, signer=self._chain.leader)
+    async def _answer(self, peer: bytes, sealed_request: bytes) -> bytes:
+        """Fill the slots that the leader requests, under the head that it names."""
+        opened = open_sealed(sealed_request, RolloutRequest, self._run.id, signer=self._chain.leader)
         if peer != opened.signer:
-            raise PeerError("a request that somebody else has signed")
+            raise PeerError("the request is signed by another peer than the one that sent it")
         if not self._gate.is_open:
             raise PeerError(f"this sampler is paused ({', '.join(self._gate.reasons)})")
         request = opened.message
         with trio.move_on_after(HEAD_SECONDS) as waiting:
             head = await self._chain.wait_for(request.head)
         if waiting.cancelled_caught:
-            raise PeerError("the head that was named has not arrived here")
-        if not self._joining.is_joined and not await self._joining.is_listed(head):
-            raise PeerError(f"the roster of that head has not this sampler with {self._engine.engine_class}")
+            raise PeerError(f"the requested head has not arrived here within {HEAD_SECONDS:.0f} s")
+        if not self._registration.is_joined and not await self._registration.is_listed(head):
+            raise PeerError(f"this sampler is not in the head's roster with {self._engine.engine_class}")
         began = trio.current_time()
         sealed = await self._fill(head, range(request.first, request.first + request.count))
-        self._keeping_up.called(request.count, trio.current_time() - began)
+        self._throughput.record_call(request.count, trio.current_time() - began)
         await self._count(sealed, head)
-        self.pacing.gave([Envelope.parse(each).id for each in sealed])
+        self.send_rate.requested([Envelope.parse(each).id for each in sealed])
         return write_batch(sealed, most=limits.ANSWER_BYTES)
 
     # Asynchronous push-pull
 
     async def _push(self) -> None:
-        """Fill slot after slot under the newest head, and have the groups delivered, at the pace that is wanted."""
+        """Fill slot after slot under the newest head, at the rate that receipts ask for."""
         head: Opened[WeightsHead] | None = None
         slot = failures = 0
         while True:
-            await self._joining.wait()
-            await self.pacing.wait()
+            await self._registration.wait()
+            await self.send_rate.wait()
             await self._wait_for_a_leader()
             await self._gate.wait_open()
             tip = await self._chain.wait_for_newer(None)
@@ -259,13 +260,13 @@ class SamplerLoop:
                 await self._chain.wait_for_newer(tip.id)
                 continue
             if head is None or head.id != tip.id:
-                head, slot = tip, self._post.next_slot(tip.id)
+                head, slot = tip, self._delivery.next_slot(tip.id)
             met = self._met
             try:
                 began = trio.current_time()
                 async with self._in_flight(head) as news:
                     sealed = await self._fill(head, range(slot, slot + self._slots), news)
-                self._keeping_up.called(self._slots, trio.current_time() - began)
+                self._throughput.record_call(self._slots, trio.current_time() - began)
             except (PeerError, ProtocolError, EngineError, ContractError, StoreError) as error:
                 pause = RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)]
                 failures += 1
@@ -278,10 +279,10 @@ class SamplerLoop:
             failures = 0
             slot += self._slots
             await self._count(sealed, head)
-            self.pacing.sent(await self._post.put(sealed))
+            self.send_rate.sent(await self._delivery.put(sealed))
 
     async def _wait_for_a_chance(self, head: bytes, met: int) -> None:
-        """Until there is a newer version, or somebody has come since who may have this one, such as the leader itself."""
+        """Wait for a newer version, or for a new peer that may have this one."""
         while self._met == met:
             if (tip := self._chain.tip) is not None and tip.id != head:
                 return
@@ -290,14 +291,14 @@ class SamplerLoop:
 
     async def _wait_for_a_leader(self) -> None:
         if self._lease is not None and self._lease.is_over:
-            log.warning("the leader is silent: this sampler waits until it, or another, is heard")
+            log.warning("the leader's lease has expired: sampling is suspended")
             await self._lease.wait_until_fresh()
-            log.warning("the leader of term %d is heard again: sampling goes on", self._chain.follower.term)
+            log.warning("the leader of term %d is back: sampling resumes", self._chain.follower.term)
 
     @asynccontextmanager
     async def _in_flight(self, head: Opened[WeightsHead]) -> AsyncGenerator[Callable[[], Update | None]]:
-        """Newer weights for completions that run, where the run wants that: they are pulled while the block lasts."""
-        if not self._run.told.sync.in_flight:
+        """Pull newer weights during the block, for running completions, if the run allows it."""
+        if not self._run.manifest.sync.in_flight:
             yield no_news
             return
         pulled = [head.id]
@@ -317,7 +318,7 @@ class SamplerLoop:
                 try:
                     await self._puller.pull(newest.id)
                 except (PeerError, ProtocolError) as error:
-                    log.info("version %d cannot be had in flight: %s", newest.message.version, error)
+                    log.info("version %d not pulled in flight: %s", newest.message.version, error)
                 else:
                     pulled.append(newest.id)
 
@@ -326,20 +327,20 @@ class SamplerLoop:
             yield news
             nursery.cancel_scope.cancel()
 
-    async def _read(self, receipts: Inbox[Message]) -> None:
+    async def _read(self, receipts: Subscription[Message]) -> None:
         async for message in receipts:
             receipt = open_sealed(message.data, Receipt, self._run.id)
             if receipt.signer == self._chain.leader:
-                refused = self.pacing.refused[WRONG_ENGINE]
-                self.pacing.answered(receipt.message)
-                if self.pacing.accepted:
+                refused = self.send_rate.refused[WRONG_ENGINE]
+                self.send_rate.receipt(receipt.message)
+                if self.send_rate.accepted:
                     self._first.setdefault("accepted", time.time())
-                if self.pacing.refused[WRONG_ENGINE] > refused:
-                    self._joining.doubt()
-                await self._post.settle(receipt)
+                if self.send_rate.refused[WRONG_ENGINE] > refused:
+                    self._registration.doubt()
+                await self._delivery.settle(receipt)
 
     async def _count(self, sealed: list[bytes], head: Opened[WeightsHead]) -> None:
         groups = [Envelope.parse(item).claim(TrajectoryGroup, self._run.id) for item in sealed]
         self.tokens.add(sum(group.token_count for group in groups))
-        if self._crediting is not None:
-            await self._crediting.made(sealed, head)
+        if self._ledger_sync is not None:
+            await self._ledger_sync.record(sealed, head)

@@ -1,4 +1,4 @@
-"""From slots to sealed groups: prompts by the contract, draws by the engine, one seal each. Knows no network."""
+"""Rollouts: prompts from the contract, draws from the engine, sealed trajectory groups."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from echo_node.engine.base import Draw, Engine, SlotRequest, Update, no_news
 from echo_node.errors import DefectError
-from echo_node.run import Run
+from echo_node.runs.run import Run
 from protocol import Completion, Identity, Stretch, TrajectoryGroup, seal
 
 
 class Rollout:
-    """One sampler's way of filling slots. The engine must hold the weights of the head that is asked for."""
+    """Generator of one sampler's groups; the engine must have the weights of the head loaded."""
 
     def __init__(self, run: Run, identity: Identity, engine: Engine) -> None:
         self._run = run
@@ -26,12 +26,13 @@ class Rollout:
         stop: Callable[[], bool],
         news: Callable[[], Update | None] = no_news,
     ) -> list[bytes]:
-        """Sealed groups for these slots, in their order. It takes a while: run it in a thread.
+        """Return sealed groups for these slots, in order. Slow: run it in a thread.
 
-        Weights that `news` gives go in while completions run; their tokens name the head that they were drawn under.
+        Weights that `news` returns are applied while completions run; each token names the head
+        that it was drawn under.
         """
         if self._engine.loaded not in {None, head_id}:
-            raise DefectError("slots of a head whose weights are not in the engine")
+            raise DefectError("the engine holds the weights of another head than the slots'")
         heads = [head_id]
 
         def note() -> Update | None:
@@ -42,7 +43,7 @@ class Rollout:
 
         keys = [self._run.slot_key(head_id, self._identity.public, slot) for slot in slots]
         prompts = self._run.prompts(keys)
-        size = self._run.told.sampling.group_size
+        size = self._run.manifest.sampling.group_size
         limits = self._run.limits
         requests = [SlotRequest(ids, key, size, limits) for key, (_, ids) in zip(keys, prompts, strict=True)]
         groups: list[dict[int, Draw]] = [{} for _ in slots]
@@ -52,16 +53,16 @@ class Rollout:
         for slot, (prompt, ids), draws in zip(slots, prompts, groups, strict=True):
             later = {span.head_id for draw in draws.values() for span in draw.spans} - {head_id}
             used = (head_id, *(head for head in heads if head in later))
-            worth = self._run.scores(prompt, [draws[place].ids for place in range(size)])
+            scores = self._run.scores(prompt, [draws[index].ids for index in range(size)])
             group = TrajectoryGroup.of(
                 prompt=ids,
                 completions=[
-                    self._completion(draws[place], used, worth[place].value) for place in range(size)
+                    self._completion(draws[index], used, scores[index].value) for index in range(size)
                 ],
                 engine=self._engine.engine_class,
                 heads=used,
                 slot=slot,
-                vocabulary=self._run.told.model.vocab_size,
+                vocabulary=self._run.manifest.model.vocab_size,
             )
             sealed.append(seal(group, self._identity, self._run.id))
         return sealed

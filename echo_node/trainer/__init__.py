@@ -1,1 +1,1 @@
-"""The training role: turns groups of completions into the next version of the weights."""
+"""The trainer role: turns groups of completions into the next weights."""

@@ -1,8 +1,8 @@
-"""Everything that decides a trainer's next bits, as one safetensors file that is whole or not there.
+"""Checkpoint files: the whole training state, in safetensors with a content hash.
 
-The hash of the content stands in the file's own header, at a fixed place, and is checked before anything is believed:
-a torn file is passed over for the one before. As bytes it travels to a standby. It knows nothing of what the tensors
-and notes mean; whoever adds some of its own chooses names that nobody else has.
+The hash stands in the file's own header, at a fixed place, and is checked first: a torn file is
+skipped for the one before. The same bytes are sent to standby trainers. Callers that add tensors or
+notes of their own choose names that nobody else uses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from echo_node.errors import EchoError, StoreError, boundary
-from echo_node.weights import disk
+from echo_node.storage import files
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,10 @@ LARGEST_STEP: Final = 2**53 - 1
 LARGEST_FILE: Final = 1 << 40
 _OPENING: Final = b'{"__metadata__":{"blake3":"'
 _HASH: Final = slice(8 + len(_OPENING), 8 + len(_OPENING) + 64)
-"""Where the hash stands, after the header's length. It is taken over the file with zeros in this place."""
+"""Position of the hash, after the header's length.
+
+It is computed with zeros in this place.
+"""
 _NAME: Final = re.compile(r"step-(\d{10,16})\.safetensors")
 _TYPES: Final = {
     torch.float64: "F64",
@@ -53,7 +56,10 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """The state after so many steps. The tensors are nobody else's: what goes on training has its own."""
+    """The state after a number of steps.
+
+    The tensors are copies: training does not change them.
+    """
 
     step: int
     tensors: Mapping[str, Tensor]
@@ -69,58 +75,64 @@ def to_bytes(checkpoint: Checkpoint) -> bytes:
 
 
 def from_bytes(data: bytes | bytearray | memoryview, *, blame: type[EchoError] = StoreError) -> Checkpoint:
-    """Read what may come from anybody; `blame` is whose fault it is where it is no checkpoint."""
+    """Parse a checkpoint from untrusted bytes; raise `blame` where it is none."""
     with boundary(blame, "reading a checkpoint"):
         view = memoryview(data).cast("B")
         header = _checked_header(view)
-        # The library checks that each tensor lies within the file, at its own place, and has the length of its shape.
+        # The library checks each tensor's offsets, overlap and length.
         entries: Any = safetensors.deserialize(data if isinstance(data, bytes) else bytes(view))  # type: ignore[no-untyped-call]
         if len(entries) > MOST_TENSORS:
             raise ValueError(f"{len(entries)} tensors, of at most {MOST_TENSORS}")
-        told = json.loads(header)["__metadata__"]
-        notes = {name.removeprefix("note."): text for name, text in told.items() if name.startswith("note.")}
-        if told.keys() != {"blake3", "step", *(f"note.{name}" for name in notes)}:
-            raise ValueError("the header says more or less than a checkpoint's does")
-        if not re.fullmatch(r"0|[1-9]\d{0,15}", told["step"], re.ASCII):
+        metadata = json.loads(header)["__metadata__"]
+        notes = {
+            name.removeprefix("note."): text for name, text in metadata.items() if name.startswith("note.")
+        }
+        if metadata.keys() != {"blake3", "step", *(f"note.{name}" for name in notes)}:
+            raise ValueError("the header's fields are not those of a checkpoint")
+        if not re.fullmatch(r"0|[1-9]\d{0,15}", metadata["step"], re.ASCII):
             raise ValueError("the step is no number")
-        return Checkpoint(int(told["step"]), {name: _tensor(entry) for name, entry in entries}, notes)
+        return Checkpoint(int(metadata["step"]), {name: _tensor(entry) for name, entry in entries}, notes)
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Keep it, from one moment to the next, and the one before it.
+    """Write a checkpoint atomically, and keep the one before it.
 
-    Where the folder has later ones, they are of a line that was left, and go first: whoever resumes must not find them.
+    Later ones in the folder are of a branch that was left, and are removed first: recovery must not
+    find them.
     """
     path = folder / f"step-{checkpoint.step:010d}.safetensors"
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{disk.BESIDE}")
-    with disk.touching(f"writing {path.name}"):
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}{files.BESIDE}")
+    with files.disk_errors(f"writing {path.name}"):
         folder.mkdir(parents=True, exist_ok=True)
-        for torn in folder.glob(f"step-*.safetensors.*{disk.BESIDE}"):
+        for torn in folder.glob(f"step-*.safetensors.*{files.BESIDE}"):
             torn.unlink(missing_ok=True)
         try:
             _write(beside, _pieces(checkpoint))
             for later in _kept(folder):
                 if _step(later) > checkpoint.step:
                     later.unlink(missing_ok=True)
-            disk.rename(beside, path)
+            files.rename(beside, path)
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
-        disk.sync_folder(folder, durable=True)
+        files.sync_folder(folder, durable=True)
         for older in _kept(folder)[:-KEPT]:
             older.unlink(missing_ok=True)
     return path
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    checkpoint = from_bytes(disk.read_whole(path, LARGEST_FILE))
+    checkpoint = from_bytes(files.read_whole(path, LARGEST_FILE))
     if checkpoint.step != _step(path):
         raise StoreError(f"{path.name} holds the checkpoint of step {checkpoint.step}")
     return checkpoint
 
 
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest that can be read. What is torn or corrupt is passed over, and said."""
+    """Return the newest readable checkpoint.
+
+    Torn or corrupt ones are skipped, and logged.
+    """
     for path in reversed(_kept(folder)):
         try:
             return read_checkpoint(path)
@@ -130,19 +142,19 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def _write(path: Path, pieces: Iterator[memoryview | bytes]) -> None:
-    handle = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    handle = files.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
         at = 0
         for piece in pieces:
-            disk.write_at(handle, at, piece)
+            files.write_at(handle, at, piece)
             at += len(piece)
-        disk.sync(handle)
+        files.sync(handle)
     finally:
         os.close(handle)
 
 
 def _pieces(checkpoint: Checkpoint) -> Iterator[memoryview | bytes]:
-    """The file in pieces, without a copy of what is large."""
+    """Return the file in pieces, without a copy of large tensors."""
     tensors = {
         name: checkpoint.tensors[name].detach().cpu().contiguous() for name in sorted(checkpoint.tensors)
     }
@@ -158,15 +170,15 @@ def _pieces(checkpoint: Checkpoint) -> Iterator[memoryview | bytes]:
 
 def _header(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> bytes:
     notes = {f"note.{name}": checkpoint.notes[name] for name in sorted(checkpoint.notes)}
-    told: dict[str, Any] = {"__metadata__": {"blake3": "0" * 64, "step": str(checkpoint.step), **notes}}
+    header: dict[str, Any] = {"__metadata__": {"blake3": "0" * 64, "step": str(checkpoint.step), **notes}}
     at = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _TYPES or name == "__metadata__":
             raise ValueError(f"a checkpoint cannot hold {name!r} of type {tensor.dtype}")
         end = at + tensor.nbytes
-        told[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
-    text = json.dumps(told, separators=(",", ":")).encode()
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST_HEADER or len(tensors) > MOST_TENSORS:
         raise ValueError(
@@ -176,7 +188,7 @@ def _header(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _checked_header(view: memoryview) -> bytes:
-    """The header of a file whose every byte is as it was written."""
+    """Return the header of a file whose hash is right."""
     length = int.from_bytes(view[:8], "little")
     if not len(_OPENING) + 64 < length <= min(LONGEST_HEADER, len(view) - 8):
         raise ValueError("it is cut short, or no checkpoint")
@@ -192,7 +204,7 @@ def _checked_header(view: memoryview) -> bytes:
 def _tensor(entry: Mapping[str, Any]) -> Tensor:
     for dtype, name in _TYPES.items():
         if name == entry["dtype"]:
-            data: bytearray = entry["data"]  # a copy of the file's bytes, and nobody else's
+            data: bytearray = entry["data"]  # a copy of the file's bytes
             flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
             return flat.reshape(entry["shape"])
     raise ValueError(f"a tensor has the type {entry['dtype']!r}")
@@ -204,8 +216,8 @@ def _raw(tensor: Tensor) -> memoryview:
 
 
 def _kept(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, the newest last."""
-    with disk.touching(f"looking into {folder.name}"):
+    """Return the checkpoints of a folder, the newest last."""
+    with files.disk_errors(f"looking into {folder.name}"):
         names = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(names, key=_step)
 

@@ -1,4 +1,4 @@
-"""Who has joined a run: sealed joins in, the roster of the next head out."""
+"""The roster: sealed joins in, the samplers of the next head out."""
 
 from __future__ import annotations
 
@@ -6,53 +6,54 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import trio
-
 from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT, Message, Validation
-from echo_node.net.outbox.deliveries import Taker
-from echo_node.run import Run
-from echo_node.trainer.classes import ClassShares
+from echo_node.net.outbox.direct_delivery import Taker
+from echo_node.runs.algorithm import training_settings
+from echo_node.runs.engine_shares import ClassShares
+from echo_node.runs.run import Run
+from echo_node.runtime.change_signal import ChangeSignal
 from echo_node.trainer.journal import TrainingJournal
-from echo_node.trainer.settings import training_settings
 from protocol import Envelope, Join, Member, Opened, Roster, limits, open_sealed
 
 CHANGE_SECONDS: Final = 600.0
-"""Between two changes of a sampler's engine class: verifiers add up what they find by class."""
+"""Seconds between two changes of a sampler's engine class.
+
+Verifiers accumulate evidence by class, so it must not change often.
+"""
 
 
-class JoinDesk:
-    """Keeps one join of each sampler: the first with the engine class that it has now.
+class RosterBuilder:
+    """One join of each sampler: the first with the engine class that it has now.
 
-    An engine class that the manifest does not allow is not let in. A cheat could hide in a class that may fill only a part of
-    a batch, so nobody goes over to such a class, or away from it.
+    An engine class that the manifest does not allow is not let in. A cheat could hide in a class
+    that may fill only a part of a batch, so no sampler changes to such a class, or away from it.
     """
 
     def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
         self._run = run
         self._clock = clock
-        self._shares = {tolerance.engine: tolerance.share for tolerance in run.told.engines}
-        self._most = ClassShares(run.told.engines).most
-        self._batch = training_settings(run.told).batch_groups
+        self._shares = {tolerance.engine: tolerance.share for tolerance in run.manifest.engines}
+        self._most = ClassShares(run.manifest.engines).most
+        self._batch = training_settings(run.manifest).batch_groups
         self._members: dict[bytes, Member] = {}
         self._next_change: dict[bytes, float] = {}
-        self._changed = trio.Event()
+        self._changed = ChangeSignal()
 
-    def welcome(self, join: Opened[Join]) -> bool:
-        """Enter a sampler, or its other engine class; whether that is news."""
-        if not self._is_news(join) or self.refusal(join) is not None:
+    def add(self, join: Opened[Join]) -> bool:
+        """Add a sampler, or its new engine class; return whether anything changed."""
+        if not self._is_change(join) or self.refusal(join) is not None:
             return False
         if join.signer in self._members:
             self._next_change[join.signer] = self._clock() + CHANGE_SECONDS
         self._members[join.signer] = Member(join.signer, join.message.engine, join.id)
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.notify()
         return True
 
     def taker(self, journal: TrainingJournal) -> Taker:
-        """For joins that are delivered by hand, by whom they are about. They count from the next head on."""
+        """Return the handler of delivered joins, which count from the next head on."""
 
-        def look_at(message: Message) -> Validation:
+        def validate(message: Message) -> Validation:
             Envelope.parse(message.data).claim(Join, self._run.id)
             return ACCEPT
 
@@ -60,20 +61,20 @@ class JoinDesk:
             join = open_sealed(message.data, Join, self._run.id, signer=message.sender)
             if (why := self.refusal(join)) is not None:
                 raise PeerError(why)
-            if self._is_news(join):
+            if self._is_change(join):
                 await journal.join(join.signer, join.sealed)  # on disk before it is acknowledged
-                self.welcome(join)
+                self.add(join)
             return b""
 
-        return Taker(look_at, take)
+        return Taker(validate, take)
 
     def take_over(self, roster: Roster) -> None:
-        """Who is in the newest head's roster has joined, whichever trainer it told so."""
+        """Add the members of the newest head's roster, whichever trainer they joined with."""
         for member in roster.members:
             self._members.setdefault(member.key, member)
 
     def refusal(self, join: Opened[Join]) -> str | None:
-        """Why a sampler is not taken with that engine class, said to it; none, if it is in the roster or may be."""
+        """Return why a join is refused, as text for the sampler; None, if it is accepted."""
         engine, before = join.message.engine, self._members.get(join.signer)
         if before is not None and before.engine == engine:
             return None
@@ -88,18 +89,18 @@ class JoinDesk:
             return f"you changed to {before.engine} a while ago, and may change again in {left:.0f} s"
         return None
 
-    def _is_news(self, join: Opened[Join]) -> bool:
+    def _is_change(self, join: Opened[Join]) -> bool:
         before = self._members.get(join.signer)
         return before is None or before.engine != join.message.engine
 
     def roster(self) -> Roster:
         return Roster(tuple(self._members[key] for key in sorted(self._members)))
 
-    async def wait_for_news(self) -> None:
-        """Until somebody joins. The caller sets the deadline."""
+    async def wait_for_join(self) -> None:
+        """Wait until a sampler joins. The caller sets the deadline."""
         await self._changed.wait()
 
     async def wait_for(self, count: int) -> None:
-        """Until so many samplers have joined. The caller sets the deadline."""
+        """Wait until so many samplers have joined. The caller sets the deadline."""
         while len(self._members) < count:
             await self._changed.wait()

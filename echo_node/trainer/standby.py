@@ -1,10 +1,10 @@
-"""A trainer that does not lead: it follows the chain, holds the newest checkpoint, votes, and takes over when nobody leads.
+"""A standby trainer: follow the chain, replicate checkpoints, vote, and take over.
 
     await Standby(run, network, identity, store, folder, journal).take_turns(lead)
 
-`lead` trains on what is in the store, the folder and the journal until it is done or cancelled: there are the weights of the
-head at which the term begins, the replicated checkpoint from which the masters come, what the chain was trained on since, what
-verifiers have said, and groups that wait. It knows nothing of how that is done.
+`lead` trains on what is in the store, the folder and the journal until it is done or cancelled:
+there are the weights of the head at which the term begins, the replicated checkpoint from which the
+masters come, what the chain was trained on since, the verdicts, and groups that wait.
 """
 
 from __future__ import annotations
@@ -18,39 +18,42 @@ from typing import Final
 
 import trio
 
+from echo_node.election.candidate import Candidate
+from echo_node.election.checkpoint_replication import CheckpointFetcher, CheckpointServer
+from echo_node.election.elector import ElectorServer, VoteLog
+from echo_node.election.heartbeat import HeartbeatMonitor
+from echo_node.election.leadership import DeposedError, Leadership
+from echo_node.election.lease import Lease
 from echo_node.errors import ConfigError, EchoError, PeerError, StoreError, boundary
 from echo_node.net.base import Network
-from echo_node.net.blobs.blobs import Blobs
-from echo_node.net.throttle import Throttle, Uplink
-from echo_node.run import Run
-from echo_node.terms.electing import Candidate
-from echo_node.terms.heartbeat import Pulse
-from echo_node.terms.lease import Lease
-from echo_node.terms.reign import DeposedError, Reign
-from echo_node.terms.replicas import Borrowing, Lending
-from echo_node.terms.voting import VoteBox, VotingDesk
-from echo_node.trainer.accounting import Accounting
+from echo_node.net.blobs.client import BlobClient
+from echo_node.net.rate_limit import Throttle, UploadLimit
+from echo_node.runs.algorithm import training_settings
+from echo_node.runs.run import Run
+from echo_node.storage import files
 from echo_node.trainer.checkpoint import LARGEST_FILE, from_bytes, read_checkpoint, write_checkpoint
 from echo_node.trainer.journal import TrainingJournal
-from echo_node.trainer.overhearing import Overhearing
-from echo_node.trainer.settings import training_settings
-from echo_node.trainer.witnessing import Witnessing
-from echo_node.weights import disk
-from echo_node.weights.journal import Head
-from echo_node.weights.pull import Puller
+from echo_node.trainer.provenance import ProvenanceReader
+from echo_node.trainer.standby_buffer import StandbyBuffer
+from echo_node.trainer.verdict_listener import StandbyVerdictListener
+from echo_node.weights.chain_log import Head
+from echo_node.weights.puller import Puller
 from echo_node.weights.store import WeightsStore
 from protocol import Identity, limits
 
 log = logging.getLogger(__name__)
 PULL_SECONDS: Final = 1.0
-"""After a version could not be had."""
+"""Mean seconds before another attempt after a version could not be pulled."""
 STAGGER: Final = 0.25
-"""Shares of a lease by which trainers wait for those that the manifest names before them."""
+"""Share of a lease that a trainer waits for each one named before it."""
 CHECKPOINT_SHARE: Final = 16
-"""Bytes of a checkpoint for each byte of the published state, at most: masters and two moments are six."""
+"""Most bytes of a checkpoint per byte of published state.
+
+Masters and two moments are six.
+"""
 CHECKPOINT_REST: Final = 64 << 20
 _VERSION: Final = "head_version"
-"""The note in which a checkpoint says what was published when it was made."""
+"""Note of a checkpoint with the version that was published when it was made."""
 _NAME: Final = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -66,61 +69,68 @@ class Standby:
         folder: Path,
         journal: TrainingJournal,
         *,
-        uplink: Uplink | None = None,
+        uplink: UploadLimit | None = None,
         downlink: Throttle | None = None,
     ) -> None:
-        rules, terms = run.rules, run.told.terms
+        rules, terms = run.rules, run.manifest.terms
         if identity.public not in rules.trainers:
             raise ConfigError("this key is none of the run's trainers", advice="its author must name it")
         self._store = store
         self._journal = journal
-        self._bound = run.told.sync.staleness
+        self._bound = run.manifest.sync.staleness
         self._checkpoints = folder / "checkpoints"
         self._beat_seconds = terms.heartbeat_ms / 1000
         self._before = rules.trainers[: rules.trainers.index(identity.public)]
         """Trainers that may stand before this one does."""
-        self._luck = random.Random(identity.public)  # noqa: S311 - spreads load, keeps no secret
+        self._random = random.Random(identity.public)  # noqa: S311 - jitter, not a secret
         self._puller = Puller(network, store, uplink=uplink, downlink=downlink)
-        hearing = self._puller.hearing
+        chain = self._puller.chain
         self.lease = Lease(lambda: store.follower, terms.lease_ms / 1000)
         self._lease_seconds = terms.lease_ms / 1000
-        self.borrowing = Borrowing(
+        self.checkpoint_fetcher = CheckpointFetcher(
             network,
             folder / "borrowed",
             self._keep_checkpoint,
             most=CHECKPOINT_SHARE * store.flat.size + CHECKPOINT_REST,
-            blobs=Blobs(network, downlink=downlink),
+            blobs=BlobClient(network, downlink=downlink),
         )
         self._covered = -1
-        """The version of the newest checkpoint that came from another trainer."""
-        room = (self._bound + 1) * training_settings(run.told).batch_groups
-        self._witnessing = Witnessing(run, network, identity, journal)
-        self._overhearing = Overhearing(run, network, store, journal, room, self._witnessing.saw)
-        self._accounting = Accounting(self._puller, journal, self._bound, self._overhearing.bytes_of)
-        self._pulse = Pulse(network, hearing, self.lease, told=self.borrowing.hear)
-        box = VoteBox(folder / "votes", identity, run.id)
-        self._desk = VotingDesk(network, hearing, self.lease, box, held=lambda: store.tip)
-        self.candidate = Candidate(network, hearing, self.lease, box, self._desk, held=self._held)
-        self._lending = Lending(store)
-        self._reign = Reign(network, identity, store, terms, box, ext=self._lending.ext)
+        """Version of the newest checkpoint that came from another trainer."""
+        room = (self._bound + 1) * training_settings(run.manifest).batch_groups
+        self._verdict_listener = StandbyVerdictListener(run, network, identity, journal)
+        self._group_buffer = StandbyBuffer(run, network, store, journal, room, self._verdict_listener.saw)
+        self._provenance = ProvenanceReader(self._puller, journal, self._bound, self._group_buffer.bytes_of)
+        self._heartbeats = HeartbeatMonitor(
+            network, chain, self.lease, on_heartbeat=self.checkpoint_fetcher.hear
+        )
+        vote_log = VoteLog(folder / "votes", identity, run.id)
+        self._elector = ElectorServer(network, chain, self.lease, vote_log, held=lambda: store.tip)
+        self.candidate = Candidate(network, chain, self.lease, vote_log, self._elector, held=self._held)
+        self._checkpoint_server = CheckpointServer(store)
+        self._leadership = Leadership(
+            network, identity, store, terms, vote_log, ext=self._checkpoint_server.ext
+        )
         self._ordered = trio.Event()
 
     @property
     def clock(self) -> str | None:
-        """What a person should know of this machine's clock, if anything."""
-        return self._pulse.clocks.apart
+        """Return a warning about this machine's clock, if there is one."""
+        return self._heartbeats.clocks.apart
 
     def promote(self) -> None:
-        """What an operator orders where there are too few electors: ask them, once the lease is over."""
+        """Stand for election once the lease is over, by an operator's order.
+
+        Needed where there are too few electors for a trainer to stand by itself.
+        """
         self._ordered.set()
 
     async def take_turns(self, lead: Callable[[], Awaitable[None]]) -> None:
-        """Stand by and lead, one after the other, until `lead` has come to its end."""
+        """Stand by and lead, one after the other, until `lead` has returned."""
         while True:
             await self.wait_to_lead()
             try:
-                async with self._reign.hold(), trio.open_nursery() as nursery:
-                    nursery.start_soon(self._lend)
+                async with self._leadership.hold(), trio.open_nursery() as nursery:
+                    nursery.start_soon(self._serve_checkpoints)
                     await lead()
                     nursery.cancel_scope.cancel()
                     return
@@ -128,20 +138,20 @@ class Standby:
                 log.warning("%s", error)
 
     async def wait_to_lead(self) -> None:
-        """Follow until this trainer leads a term, whose grant is on disk; at once, if it does."""
+        """Follow until this trainer leads a term, whose grant is on disk."""
         if not self.candidate.leads:
             async with self._puller.work(), trio.open_nursery() as nursery:
-                with self._desk.serve():
+                with self._elector.serve():
                     for task in (
-                        self._pulse.follow,
-                        self.borrowing.follow,
-                        self._overhearing.follow,
-                        self._witnessing.follow,
-                        self._accounting.follow,
+                        self._heartbeats.follow,
+                        self.checkpoint_fetcher.follow,
+                        self._group_buffer.follow,
+                        self._verdict_listener.follow,
+                        self._provenance.follow,
                         self._keep_up,
                     ):
                         nursery.start_soon(task)
-                    await self._win()
+                    await self._win_election()
                 nursery.cancel_scope.cancel()
         if (tip := self._store.follower.tip) is not None:
             await trio.to_thread.run_sync(self._forget_after, tip.message.version)
@@ -149,38 +159,38 @@ class Standby:
     # Following
 
     async def _keep_up(self) -> None:
-        """Hold the weights and the roster of every new head: without them nobody could go on from it."""
+        """Pull the weights and the roster of every new head, to be able to go on from it."""
         held: bytes | None = None
         while True:
-            head = await self._puller.hearing.wait_for_newer(held)
+            head = await self._puller.chain.wait_for_newer(held)
             try:
                 await self._fetch_rosters()
-                await self._let_go(head)
+                await self._prune(head)
                 await self._puller.pull()
                 held = head.id
             except (PeerError, StoreError) as error:
                 log.info("version %d is not here yet: %s", head.message.version, error)
-                await trio.sleep(PULL_SECONDS * self._luck.uniform(0.5, 1.5))
+                await trio.sleep(PULL_SECONDS * self._random.uniform(0.5, 1.5))
 
     async def _fetch_rosters(self) -> None:
-        """Who may sample under the newest heads, whose groups a new leader will be sent."""
+        """Fetch the rosters of the newest heads, whose groups a new leader is sent."""
         for head in self._store.follower.heads[-limits.HEADS :]:
             if not self._store.blobs.has(head.message.roster):
                 await self._puller.roster(head)
 
-    async def _let_go(self, tip: Head) -> None:
-        """The bytes of groups that a checkpoint covers may go, as they do where it was made."""
+    async def _prune(self, tip: Head) -> None:
+        """Prune the bytes of groups that a checkpoint covers, as the leader does."""
         number = await self._journal.last_number(self._covered)
         await self._journal.settle(number, step=tip.message.step - self._bound)
 
     def _held(self) -> Head | None:
-        """The newest head of the chain whose weights are here."""
+        """Return the newest head of the chain whose weights are here."""
         tip = self._store.tip
         heads = self._store.follower.heads
         return tip if tip is not None and any(tip.id == head.id for head in heads) else None
 
     def _keep_checkpoint(self, path: Path) -> None:
-        made = from_bytes(disk.read_whole(path, LARGEST_FILE), blame=PeerError)
+        made = from_bytes(files.read_whole(path, LARGEST_FILE), blame=PeerError)
         with boundary(PeerError, "reading the version of a checkpoint"):
             version = int(made.notes.get(_VERSION, "-1"))
         write_checkpoint(self._checkpoints, made)
@@ -188,8 +198,8 @@ class Standby:
 
     # Taking over
 
-    async def _win(self) -> None:
-        """Wait for the lease to run out, and stand; again and again, since the leader may come back in between."""
+    async def _win_election(self) -> None:
+        """Stand whenever the lease runs out, until elected: the leader may come back."""
         by_hand = not self.candidate.may_stand_alone
         while not self.candidate.leads:
             if by_hand:
@@ -197,39 +207,42 @@ class Standby:
                 self._ordered = trio.Event()
             await self.lease.wait_until_over()
             others = len(set(self._before) - {self._store.follower.leader})
-            await trio.sleep(others * STAGGER * self._lease_seconds * self._luck.uniform(0.75, 1.25))
+            await trio.sleep(others * STAGGER * self._lease_seconds * self._random.uniform(0.75, 1.25))
             if self.lease.is_over:
                 log.warning("the leader has been silent for %.1f s: standing", self._lease_seconds)
                 await self.candidate.stand(by_hand=by_hand)
 
     def _forget_after(self, version: int) -> None:
-        """Remove checkpoints of versions that this chain does not have: a leader that is gone made them. Blocks."""
+        """Remove checkpoints of versions that this chain lacks, by a former leader.
+
+        Blocks.
+        """
         for path, _ in _files(self._checkpoints):
             try:
                 made = int(read_checkpoint(path).notes.get(_VERSION, "-1"))
             except (StoreError, ValueError):
                 continue
             if made > version:
-                disk.remove(path)
+                files.remove(path)
 
-    async def _lend(self) -> None:
-        """Lend the newest checkpoint to the others, whenever there is another one."""
-        lent: Path | None = None
+    async def _serve_checkpoints(self) -> None:
+        """Serve the newest checkpoint to the others, whenever there is a new one."""
+        served: Path | None = None
         while True:
             newest = await trio.to_thread.run_sync(_files, self._checkpoints)
-            if newest and newest[-1][0] != lent:
+            if newest and newest[-1][0] != served:
                 path, step = newest[-1]
                 try:
-                    await trio.to_thread.run_sync(self._lending.lend, path, step)
-                    lent = path
+                    await trio.to_thread.run_sync(self._checkpoint_server.lend, path, step)
+                    served = path
                 except EchoError as error:
-                    log.warning("a checkpoint cannot be lent: %s", error)
+                    log.warning("a checkpoint cannot be served: %s", error)
             await trio.sleep(self._beat_seconds)
 
 
 def _files(folder: Path) -> list[tuple[Path, int]]:
-    """The checkpoints of a folder with their steps, the newest last."""
-    with disk.touching(f"looking into {folder.name}"):
+    """Return the checkpoints of a folder with their steps, the newest last."""
+    with files.disk_errors(f"looking into {folder.name}"):
         names = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
     steps = [(path, int(path.stem.removeprefix("step-"))) for path in names]
     return sorted(steps, key=lambda each: each[1])

@@ -1,5 +1,6 @@
-"""The verifier: groups in, signed verdicts out. It never imports the sampler or the trainer.
+"""The verifier role: trajectory groups in, signed verdicts out.
 
-`evidence` is what one prefill says about a completion, `bands` how much of that is honest for an engine class, `judging`
-the checks of a group from cheap to dear, `choosing` which groups are looked at, and `loop` the role.
+`selection` draws the groups that are checked, `replay_check` checks one by a prefill, `evidence` is
+what the prefill says about a completion, `tolerance` how much of that is honest for an engine
+class, and `loop` the role.
 """

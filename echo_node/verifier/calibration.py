@@ -1,8 +1,8 @@
-"""How far honest draws of an engine class lie from a judge's prefill, on this machine and model, and how far forged ones.
+"""Calibration of an engine class's tolerance from honest and forged completions.
 
-Engines draw, the judge looks at each completion once, and a tolerance for the manifest comes out: so many times the worst
-that honesty gave. Forgers tell the judge's own log-probabilities, so that only their tokens can give them away.
-It knows no run, no peer and no picture.
+An engine draws, a judge engine scores each completion once, and the result is a tolerance for the
+manifest: a multiple of the worst honest evidence. Forged completions claim the judge's own
+log-probabilities, so that only their tokens can give them away.
 """
 
 from __future__ import annotations
@@ -19,32 +19,35 @@ import numpy as np
 
 from echo_node.engine.base import Engine, Floats, Ids, SamplingLimits, SlotRequest
 from echo_node.errors import ConfigError, ContractError, boundary
-from echo_node.text import Tokenizer
-from echo_node.verifier.bands import CONTRAST, GAP, Bands
+from echo_node.runs.tokenizer import Tokenizer
 from echo_node.verifier.evidence import Evidence, evidence
-from echo_node.verifier.judging import TEMPERATURES
+from echo_node.verifier.replay_check import TEMPERATURES
+from echo_node.verifier.tolerance import CONTRAST, GAP, Tolerance
 from protocol.digest import derive
 from protocol.manifest import EngineTolerance
 from protocol.sampling import uniforms
 
 MARGIN: Final = 2.0
-"""Times the worst mean that was seen."""
+"""Multiple of the worst honest mean."""
 TOKEN_MARGIN: Final = 3.0
-"""Times the worst token: single ones have the longer tail."""
+"""Multiple of the worst honest token: single tokens have the longer tail."""
 LEAST: Final = EngineTolerance(
     d_mean=1e-5, d_most=1e-3, engine="torch/f32", share=1.0, z_mean=1e-4, z_most=1e-2
 )
-"""No band is narrower, since other machines round otherwise than this one."""
+"""Smallest tolerance, since other machines round differently from this one."""
 WIDE_SHARE: Final = 0.25
-"""Of a batch that may come from a class in which a cheat could hide."""
+"""Share of a batch that may come from a class wide enough to hide a cheat."""
 EDITED: Final = 4 / 64
-"""The share of tokens that the editor changes."""
+"""Share of tokens that the "edited" forger changes."""
 _FARTHEST: Final = 1e6
-"""The widest z that a manifest can say."""
+"""Largest z that a manifest can state."""
 _GROUP: Final = 4
+"""Completions per slot."""
 _LONGEST_PROMPT: Final = 256
+"""Tokens of a prompt at most; its end is kept."""
 _SHORTEST_PROMPT: Final = 8
-_ASKING: Final = ("Write about {}.", "Explain {} to a child.", "Tell me a short story about {}.")
+"""Tokens of the context that are reserved for a prompt."""
+_QUESTIONS: Final = ("Write about {}.", "Explain {} to a child.", "Tell me a short story about {}.")
 _TOPICS: Final = (
     *(
         "the sea",
@@ -59,22 +62,22 @@ _TOPICS: Final = (
     *("learning to swim", "the first telescope", "rain on a tin roof", "a chess game", "clocks", "old maps"),
 )
 
-Watch = Callable[[int, int], None]
-"""Is told how many completions of how many are done."""
+Progress = Callable[[int, int], None]
+"""Receives the number of completions done, and of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is drawn: slots of one model, the same ones for every engine."""
+    """Slots to draw from one model, the same for every engine."""
 
     requests: tuple[SlotRequest, ...]
     limits: SamplingLimits
     prose: bool
-    """Whether prompts are texts; else they are random ids, since the model reads no texts or has no tokenizer."""
+    """Whether prompts are texts; otherwise random ids, for a model without a text tokenizer."""
 
     @classmethod
     def of(cls, folder: Path, *, completions: int, tokens: int, temperature: float) -> Task:
-        """So many completions of at most so many tokens, fewer where the model's context is short."""
+        """Make a task for a model folder; a short context reduces the tokens per completion."""
         with boundary(ConfigError, f"reading {folder / 'config.json'}"):
             config = json.loads((folder / "config.json").read_text("utf-8"))
             vocabulary, context = int(config["vocab_size"]), int(config["max_position_embeddings"])
@@ -83,7 +86,8 @@ class Task:
         room = min(tokens, context - _SHORTEST_PROMPT)
         if room < 1:
             raise ConfigError(
-                f"a context of {context} ids leaves nothing to draw", advice="take another model"
+                f"a context of {context} tokens leaves no room for a completion",
+                advice="use another model",
             )
         limits = SamplingLimits(room, temperature, end_tokens, vocabulary)
         longest = min(_LONGEST_PROMPT, context - room)
@@ -99,7 +103,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim:
-    """A completion as somebody says that it was drawn. A forger's log-probabilities are whatever the judge's are."""
+    """A claimed completion; `logprobs=None` stands for the judge's own, as forgers claim."""
 
     prompt: Ids
     ids: Ids
@@ -109,7 +113,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """What an engine of a class has drawn, honestly and otherwise."""
+    """Honest and forged completions of one engine class."""
 
     engine_class: str
     honest: tuple[Claim, ...]
@@ -118,34 +122,34 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """What was found for a class. Evidence is per completion."""
+    """Calibrated tolerance of a class, with the evidence per completion."""
 
     tolerance: EngineTolerance
     honest: tuple[Evidence, ...]
     forged: Mapping[str, tuple[Evidence, ...]]
     refused: int
-    """Honest completions that a tolerance from the other half of them refuses: more than 0 means too few were drawn."""
+    """Honest completions refused by a tolerance from the other half; above 0: too few drawn."""
 
     @property
     def off(self) -> int:
-        """Honest completions in which the judge would have drawn otherwise at all."""
+        """Number of honest completions in which the judge would have drawn another token."""
         return sum(each.d_sum > 0 for each in self.honest)
 
     @property
     def caught(self) -> dict[str, float]:
-        """The share of each forger's completions that the tolerance refuses, each looked at alone."""
-        bands = Bands(self.tolerance)
+        """Share of each forger's completions that the tolerance refuses, each checked alone."""
+        tolerance = Tolerance(self.tolerance)
         return {
-            name: sum(bands.breach(each) is not None for each in found) / len(found)
+            name: sum(tolerance.breach(each) is not None for each in found) / len(found)
             for name, found in self.forged.items()
         }
 
 
-# The engine's side
+# Drawing
 
 
-def draw(engine: Engine, task: Task, watch: Watch) -> Drawn:
-    """Let an engine with its weights draw the slots; forgers do with a quarter of them."""
+def draw(engine: Engine, task: Task, progress: Progress) -> Drawn:
+    """Draw all slots honestly with a loaded engine, and forge a quarter of them."""
     some = task.requests[: math.ceil(len(task.requests) / 4)]
     warm = [tuple(_heated(each, factor) for each in some) for factor in TEMPERATURES]
     total = sum(each.group_size for each in itertools.chain(task.requests, *warm))
@@ -157,13 +161,13 @@ def draw(engine: Engine, task: Task, watch: Watch) -> Drawn:
             request, drawn = requests[each.request], each.draw
             luck = uniforms(request.slot_key, each.completion, drawn.ids.size)
             found[each.request, each.completion] = Claim(request.prompt, drawn.ids, luck, drawn.logprobs)
-            watch(next(done), total)
-        return tuple(found[place] for place in sorted(found))
+            progress(next(done), total)
+        return tuple(found[key] for key in sorted(found))
 
     honest = claims(task.requests)
     to_forge = honest[: sum(each.group_size for each in some)]
     forged = {
-        "own luck": tuple(_lucky(claim, n) for n, claim in enumerate(to_forge)),
+        "own luck": tuple(_reseeded(claim, n) for n, claim in enumerate(to_forge)),
         **{
             f"T×{factor:g}": tuple(replace(claim, logprobs=None) for claim in claims(requests))
             for factor, requests in zip(TEMPERATURES, warm, strict=True)
@@ -178,55 +182,57 @@ def _heated(request: SlotRequest, factor: float) -> SlotRequest:
     return replace(request, limits=replace(limits, temperature=factor * limits.temperature))
 
 
-def _lucky(claim: Claim, number: int) -> Claim:
-    """Drawn by the right model at the right temperature, but not by this slot's luck: best-of-n, copies, no seed."""
+def _reseeded(claim: Claim, number: int) -> Claim:
+    """Claim other uniforms than the completion was drawn with: best-of-n, copies, no seed."""
     return replace(claim, luck=uniforms(_key("own", number), 0, claim.ids.size), logprobs=None)
 
 
 def _edited(claim: Claim, number: int, vocabulary: int) -> Claim:
-    luck = np.random.default_rng(number)
-    places = luck.choice(claim.ids.size, max(1, round(EDITED * claim.ids.size)), replace=False)
+    rng = np.random.default_rng(number)
+    edited = rng.choice(claim.ids.size, max(1, round(EDITED * claim.ids.size)), replace=False)
     ids = claim.ids.copy()
-    ids[places] = (ids[places] + luck.integers(1, vocabulary, places.size)) % vocabulary
+    ids[edited] = (ids[edited] + rng.integers(1, vocabulary, edited.size)) % vocabulary
     return replace(claim, ids=ids, logprobs=None)
 
 
-# The judge's side
+# Scoring
 
 
-def calibrate(judge: Engine, drawn: Drawn, limits: SamplingLimits, watch: Watch) -> Calibration:
-    """Look at everything that an engine has drawn, with a judge that holds the same weights."""
+def calibrate(judge: Engine, drawn: Drawn, limits: SamplingLimits, progress: Progress) -> Calibration:
+    """Score all claims with a judge engine that has the same weights; propose a tolerance."""
     total = len(drawn.honest) + sum(map(len, drawn.forged.values()))
     done = itertools.count(1)
 
-    def look(claims: Sequence[Claim], *, wide: bool) -> tuple[Evidence, ...]:
+    def score(claims: Sequence[Claim], *, wide: bool) -> tuple[Evidence, ...]:
         found = []
         for claim in claims:
-            found.append(_look(judge, claim, limits, wide=wide))
-            watch(next(done), total)
+            found.append(_score(judge, claim, limits, wide=wide))
+            progress(next(done), total)
         return tuple(found)
 
-    honest = look(drawn.honest, wide=False)
+    honest = score(drawn.honest, wide=False)
     tolerance = propose(drawn.engine_class, honest)
-    wide = Bands(tolerance).wide
+    wide = Tolerance(tolerance).wide
     if wide:  # then temperatures are contrasted too, and that must not refuse the honest either
         total += len(honest)
-        honest = look(drawn.honest, wide=True)
+        honest = score(drawn.honest, wide=True)
         tolerance = propose(drawn.engine_class, honest)
-    forged = {name: look(claims, wide=wide) for name, claims in drawn.forged.items()}
+    forged = {name: score(claims, wide=wide) for name, claims in drawn.forged.items()}
     return Calibration(tolerance, honest, forged, _refused(drawn.engine_class, honest))
 
 
 def propose(engine_class: str, honest: Sequence[Evidence]) -> EngineTolerance:
-    """A tolerance that none of this evidence breaches, one by one or together, by the margins above."""
+    """Return a tolerance with margin that this evidence, singly and summed, does not breach."""
     together = sum(honest, Evidence())
     d_mean = z_mean = 0.0
     for each in (*honest, together):
-        part = Bands.part(max(1, each.tokens))
-        d_mean = max(d_mean, each.d_mean / part, each.gap_mean / part / GAP, each.contrast / part / CONTRAST)
-        z_mean = max(z_mean, each.z_mean / part)
+        scale = Tolerance.scale(max(1, each.tokens))
+        d_mean = max(
+            d_mean, each.d_mean / scale, each.gap_mean / scale / GAP, each.contrast / scale / CONTRAST
+        )
+        z_mean = max(z_mean, each.z_mean / scale)
     d_mean = _up(max(LEAST.d_mean, min(1.0, MARGIN * d_mean)))
-    told = EngineTolerance(
+    tolerance = EngineTolerance(
         d_mean=d_mean,
         d_most=_up(max(LEAST.d_most, min(1.0, TOKEN_MARGIN * together.d_most))),
         engine=engine_class,
@@ -234,10 +240,10 @@ def propose(engine_class: str, honest: Sequence[Evidence]) -> EngineTolerance:
         z_mean=_up(max(LEAST.z_mean, min(_FARTHEST, MARGIN * z_mean))),
         z_most=_up(max(LEAST.z_most, min(_FARTHEST, TOKEN_MARGIN * together.z_most))),
     )
-    return replace(told, share=WIDE_SHARE) if Bands(told).wide else told
+    return replace(tolerance, share=WIDE_SHARE) if Tolerance(tolerance).wide else tolerance
 
 
-def _look(judge: Engine, claim: Claim, limits: SamplingLimits, *, wide: bool) -> Evidence:
+def _score(judge: Engine, claim: Claim, limits: SamplingLimits, *, wide: bool) -> Evidence:
     scores = judge.score(claim.prompt, claim.ids, limits)
     temperatures = [factor * limits.temperature for factor in TEMPERATURES] if wide else []
     others = tuple(
@@ -249,7 +255,7 @@ def _look(judge: Engine, claim: Claim, limits: SamplingLimits, *, wide: bool) ->
 def _refused(engine_class: str, honest: Sequence[Evidence]) -> int:
     halves = honest[::2], honest[1::2]
     return sum(
-        Bands(propose(engine_class, mine)).breach(each) is not None
+        Tolerance(propose(engine_class, mine)).breach(each) is not None
         for mine, others in (halves, halves[::-1])
         if mine
         for each in others
@@ -257,7 +263,7 @@ def _refused(engine_class: str, honest: Sequence[Evidence]) -> int:
 
 
 def _up(value: float) -> float:
-    """Rounded up to two digits."""
+    """Round up to two significant digits."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.ceil(value / step - 1e-6) * step:.2g}")
 
@@ -266,13 +272,13 @@ def _up(value: float) -> float:
 
 
 def _texts(folder: Path, count: int, vocabulary: int) -> list[Ids]:
-    """So many prompts that people could have written; none if the model's tokenizer has no words for them."""
+    """Return `count` text prompts, or none if the model's tokenizer cannot encode them."""
     if not (folder / "tokenizer.json").is_file():
         return []
     tokenizer = Tokenizer.from_folder(folder)
-    asked = [asking.format(topic) for asking in _ASKING for topic in _TOPICS]
+    texts = [question.format(topic) for question in _QUESTIONS for topic in _TOPICS]
     found = []
-    for text in itertools.islice(itertools.cycle(asked), count):
+    for text in itertools.islice(itertools.cycle(texts), count):
         try:
             ids = tokenizer.encode(
                 tokenizer.render([{"role": "user", "content": text}]) if tokenizer.has_template else text
@@ -286,8 +292,8 @@ def _texts(folder: Path, count: int, vocabulary: int) -> list[Ids]:
 
 
 def _random_ids(count: int, vocabulary: int, length: int) -> Iterator[Ids]:
-    luck = np.random.default_rng(0)
-    return (luck.integers(0, vocabulary, length, dtype=np.int64) for _ in range(count))
+    rng = np.random.default_rng(0)
+    return (rng.integers(0, vocabulary, length, dtype=np.int64) for _ in range(count))
 
 
 def _key(name: str, number: int) -> bytes:

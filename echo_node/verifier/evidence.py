@@ -1,6 +1,6 @@
-"""What one prefill says about a claimed completion: how far its luck lies from its tokens, and its claims from the truth.
+"""Seed-replay distances and log-probability gaps of a claimed completion.
 
-Sums over tokens, so that evidence of completions, groups and peers adds up. It decides nothing.
+Kept as sums over tokens, so that the evidence of completions, groups and peers adds up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from echo_node.engine.base import Floats, Scores
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Of some tokens: distances `d` and `z` of the seed replay, gaps of log-probabilities, and temperature contrasts."""
+    """Sums over tokens: replay distances `d`, `z`, logprob gaps and temperature contrasts."""
 
     tokens: int = 0
     d_sum: float = 0.0
@@ -53,9 +53,10 @@ class Evidence:
 
 
 def evidence(scores: Scores, luck: Floats, claimed: Floats, others: tuple[Scores, ...] = ()) -> Evidence:
-    """What a prefill says of tokens with this luck and these claimed log-probabilities.
+    """Compare a prefill's scores with the slot's uniforms (`luck`) and the claimed logprobs.
 
-    `others` are the same tokens at a lower and a higher temperature: whoever sampled at one of those is nearer to it.
+    `others` are scores of the same tokens at a lower and a higher temperature: a sampler that used
+    one of those has a smaller distance there.
     """
     replay = scores.replay(luck)
     gaps = np.abs(scores.logprobs - claimed)

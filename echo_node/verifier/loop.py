@@ -1,7 +1,7 @@
-"""The verifier's loop: follow the chain, hear groups, draw lots, look, and say what was found, signed.
+"""Verifier loop: follow the chain, select groups, check them, publish signed verdicts.
 
-Groups that fail the cheap checks of `admission` are not its business: trainers refuse them by themselves. One group at a
-time is looked at, in a thread. It knows no sampler's and no trainer's inside, and never imports one.
+Groups that fail the cheap checks of `rollouts.admission` are dropped, since trainers refuse them
+themselves. One group at a time is checked, in a thread.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import Final
 import numpy as np
 import trio
 
-from echo_node.admission import Admission, Admitted, Refused
 from echo_node.engine.base import Engine, SlotRequest, generate_groups
 from echo_node.errors import ContractError, EngineError, PeerError, StoreError, one_line
 from echo_node.net.base import IGNORE, Message, Network, Validation
-from echo_node.net.inbox import Inbox
-from echo_node.pausing import Gate
-from echo_node.run import Run
-from echo_node.sifting import Sieve
-from echo_node.threads import run_stoppable
-from echo_node.trust import Trust
-from echo_node.verifier.bands import Bands, Breach
-from echo_node.verifier.choosing import Choosing
-from echo_node.verifier.early import Early
+from echo_node.net.subscription import Subscription
+from echo_node.rollouts.admission import Admission, Refused
+from echo_node.rollouts.gossip_validation import GossipValidator
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.run import Run
+from echo_node.runtime.pause_gate import PauseGate
+from echo_node.runtime.reputation import Trust
+from echo_node.runtime.threads import run_stoppable
 from echo_node.verifier.evidence import Evidence
-from echo_node.verifier.holding import hold
-from echo_node.verifier.holes import Holes
-from echo_node.verifier.judging import Finding
-from echo_node.verifier.suspicion import Suspicion
-from echo_node.verifier.twice import Twice
-from echo_node.weights.handing import Handing
-from echo_node.weights.pull import Puller
+from echo_node.verifier.pending_groups import PendingGroups
+from echo_node.verifier.recheck import Recheck
+from echo_node.verifier.replay_check import Finding
+from echo_node.verifier.selection import Selection
+from echo_node.verifier.skipped_slots import SkippedSlots
+from echo_node.verifier.tolerance import Breach, CumulativeEvidence, Tolerance
+from echo_node.weights.chain_log import Head
+from echo_node.weights.engine_sync import EngineSync
+from echo_node.weights.puller import Puller
 from protocol import (
     Envelope,
     Identity,
@@ -58,17 +58,20 @@ from protocol.verdict import Figures
 
 log = logging.getLogger(__name__)
 SEND_SECONDS: Final = 0.25
-"""Verdicts gather for so long, since the network carries few messages a second."""
+"""Seconds over which verdicts are batched, since the network carries few messages a second."""
 UNSENT: Final = 4_096
+"""Signed verdicts that wait to be published; beyond that the oldest are dropped."""
 NOT_YET: Final = frozenset({"stale", "not-in-roster"})
-"""Refusals by which the head of a group, or its roster, may only not be here yet."""
+"""Refusals that may only mean that the head of a group, or its roster, is not here yet."""
 AUDITS: Final = 256
-"""Heads and samplers whose holes are remembered."""
+"""Pairs of head and sampler whose audited slots are cached."""
 
 
 class VerifierLoop:
-    """One verifier of a run. `told` hears every verdict that it signs; `clock` is that of its trust; what it condemns is kept in
-    `condemned`.
+    """One verifier of a run.
+
+    `on_verdict` receives every verdict that it signs, `clock` drives its trust in samplers, and
+    evidence files go to `evidence_folder`.
     """
 
     def __init__(
@@ -80,39 +83,39 @@ class VerifierLoop:
         puller: Puller,
         *,
         trust: Trust | None = None,
-        told: Callable[[Admitted, Opened[Verdict]], None] | None = None,
+        on_verdict: Callable[[RolloutRecord, Opened[Verdict]], None] | None = None,
         clock: Callable[[], float] = time.time,
-        gate: Gate | None = None,
-        condemned: Path | None = None,
+        gate: PauseGate | None = None,
+        evidence_folder: Path | None = None,
     ) -> None:
         self._run = run
         self._network = network
         self._identity = identity
         self._puller = puller
-        self._told = told
+        self._on_verdict = on_verdict
         self._clock = clock
-        self._gate = gate or Gate()
+        self._gate = gate or PauseGate()
         self._admission = Admission(run)
-        self._sieve = Sieve(run, self._admission)
-        self._handing = Handing(puller.store, engine)
-        self._judge = Twice(run, self._handing, condemned)
-        self._bands = {tolerance.engine: Bands(tolerance) for tolerance in run.told.engines}
-        self._suspicion = Suspicion()
-        self._holes = Holes()
-        self._worth: OrderedDict[tuple[bytes, bytes], dict[int, float]] = OrderedDict()
-        """Of slots that were left out, by head and sampler."""
+        self._validator = GossipValidator(run, self._admission)
+        self._engine_sync = EngineSync(puller.store, engine)
+        self._recheck = Recheck(run, self._engine_sync, evidence_folder)
+        self._tolerances = {tolerance.engine: Tolerance(tolerance) for tolerance in run.manifest.engines}
+        self._cumulative = CumulativeEvidence()
+        self._skipped = SkippedSlots()
+        self._audited: OrderedDict[tuple[bytes, bytes], dict[int, float]] = OrderedDict()
+        """Mean rewards of skipped slots that were generated here, by head and sampler."""
         self._published: set[bytes] = set()
-        """Heads whose groups can be looked at."""
+        """Heads whose groups can be checked."""
         self._missed: set[bytes] = set()
         """Heads that groups may be drawn under, and whose weights cannot be built here."""
-        self._early = Early(clock)
+        self._pending = PendingGroups(clock)
         self._unsent: list[bytes] = []
         self._chosen = trio.Event()
         self.trust = trust or Trust()
-        quorum = run.told.verification.policy == "quorum"
-        self.choosing = Choosing(run.id, identity, self.trust, every=quorum)
+        quorum = run.manifest.verification.policy == "quorum"
+        self.selection = Selection(run.id, identity, self.trust, every=quorum)
         self.results: Counter[str] = Counter()
-        """How many groups were found what."""
+        """Number of groups by result: "honest", "not looked at", or the reason of the breach."""
 
     async def work(self) -> None:
         """Verify until cancelled."""
@@ -130,53 +133,53 @@ class VerifierLoop:
     # The chain
 
     async def _follow(self) -> None:
-        """Hold the newest weights, and know under which heads groups may be drawn."""
-        await self._puller.hearing.ask_around()
+        """Pull new versions, and publish their rosters to the admission checks."""
+        await self._puller.chain.ask_around()
         head: Opened[WeightsHead] | None = None
         while True:
-            head = await self._puller.hearing.wait_for_newer(head.id if head else None)
+            head = await self._puller.chain.wait_for_newer(head.id if head else None)
             newest = self._newest()
             try:
-                here = await hold(self._puller, newest)
+                here = await pull_window(self._puller, newest)
                 for each in here:
                     if each.id not in self._published:
                         self._admission.published(each, await self._puller.roster(each))
             except (PeerError, ProtocolError, StoreError) as error:
-                log.warning("version %d is not here yet: %s", head.message.version, error)
+                log.warning("version %d not pulled yet: %s", head.message.version, error)
                 continue
             self._published = {each.id for each in here}
             self._missed = {each.id for each in newest} - self._published
-            await self._judge_groups(self._early.take(self._published))
+            await self._admit(self._pending.take(self._published))
 
     def _newest(self) -> Sequence[Opened[WeightsHead]]:
-        """The heads under which groups may be drawn now."""
-        return self._puller.store.follower.heads[-(self._run.told.sync.staleness + 1) :]
+        """Return the heads under which groups may be drawn now."""
+        return self._puller.store.follower.heads[-(self._run.manifest.sync.staleness + 1) :]
 
     # Groups
 
     def _look_at(self, message: Message) -> Validation:
-        said, envelopes = self._sieve.sift(message)
-        if said is IGNORE and message.sender in self._sieve.named:
-            self._keep_early(envelopes)  # of newcomers, whom a trainer knows by a roster that is not here yet
+        said, envelopes = self._validator.validate(message)
+        if said is IGNORE and message.sender in self._validator.named:
+            self._keep_pending(envelopes)  # of newcomers, who are in a roster that is not here yet
         return said
 
-    async def _hear(self, groups: Inbox[Message]) -> None:
+    async def _hear(self, groups: Subscription[Message]) -> None:
         async for message in groups:
-            unknown = await self._judge_groups(read_batch(message.data))
-            from_named = message.sender in self._sieve.named
-            self._keep_early(each for each in unknown if from_named or self._admission.is_member(each.signer))
+            early = await self._admit(read_batch(message.data))
+            from_named = message.sender in self._validator.named
+            self._keep_pending(each for each in early if from_named or self._admission.is_member(each.signer))
 
-    async def _judge_groups(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
-        """Offer groups for a look; returns those that may only have come too early."""
+    async def _admit(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
+        """Offer admitted groups to the selection; return those that may be too early."""
         judged = await self._admission.judge_all(envelopes)
         for each in judged:
-            if isinstance(each, Admitted) and each.group.message.engine in self._bands:
-                self._take(each)  # a trainer may let in whom the manifest does not know
-        unknown = {each.id for each in judged if isinstance(each, Refused) and each.reason in NOT_YET}
-        return [each for each in envelopes if each.id in unknown]
+            if isinstance(each, RolloutRecord) and each.message.engine in self._tolerances:
+                self._offer(each)  # a trainer may admit engine classes that the manifest does not name
+        early = {each.id for each in judged if isinstance(each, Refused) and each.reason in NOT_YET}
+        return [each for each in envelopes if each.id in early]
 
-    def _keep_early(self, envelopes: Iterable[Envelope]) -> None:
-        """Keep groups under heads that may come, or that are known and whose weights are on their way."""
+    def _keep_pending(self, envelopes: Iterable[Envelope]) -> None:
+        """Keep groups under unknown heads, or known ones whose weights are being pulled."""
         awaited = {head.id for head in self._newest()} - self._published - self._missed
         for envelope in envelopes:
             try:
@@ -184,78 +187,76 @@ class VerifierLoop:
             except ProtocolError:
                 continue
             missing = [head for head in heads if head not in self._published]
-            if missing and all(
-                head in awaited or self._puller.hearing.find(head) is None for head in missing
-            ):
-                self._early.keep(envelope, heads)
+            if missing and all(head in awaited or self._puller.chain.find(head) is None for head in missing):
+                self._pending.keep(envelope, heads)
 
-    def _take(self, admitted: Admitted) -> None:
-        group = admitted.group.message
-        self._holes.saw(group.heads[0], admitted.group.signer, group.slot, float(np.mean(group.rewards)))
-        if self.choosing.offer(admitted, self._clock()):
+    def _offer(self, admitted: RolloutRecord) -> None:
+        group = admitted.message
+        self._skipped.record(group.heads[0], admitted.sampler, group.slot, float(np.mean(group.rewards)))
+        if self.selection.offer(admitted, self._clock()):
             self._chosen.set()
 
     async def _verify(self) -> None:
         while True:
             await self._gate.wait_open()
-            chosen = self.choosing.next()
+            chosen = self.selection.next()
             if chosen is None:
                 self._chosen = trio.Event()
                 await self._chosen.wait()
                 continue
-            admitted, lot = chosen
+            admitted, draw = chosen
             try:
-                finding = await run_stoppable(partial(self._find, admitted))
+                finding = await run_stoppable(partial(self._check, admitted))
             except (ContractError, EngineError, StoreError) as error:
-                if {head.id for head in self._newest()}.issuperset(admitted.group.message.heads):
-                    log.warning("a group could not be looked at: %s", error)
+                if {head.id for head in self._newest()}.issuperset(admitted.message.heads):
+                    log.warning("group %s not checked: %s", admitted.id.hex()[:16], error)
                     self.results["not looked at"] += 1
-                else:  # its weights were let go of before its turn came
-                    self.choosing.passed_over += 1
+                else:  # its weights were pruned before its turn came
+                    self.selection.passed_over += 1
                 continue
             if finding is not None:
-                self._say(admitted, lot, finding)
+                self._sign_verdict(admitted, draw, finding)
 
-    def _find(self, admitted: Admitted, stop: Callable[[], bool]) -> Finding | None:
-        """What one group says, by itself, with those before it, and with what was left out between them."""
-        finding = self._judge.judge(admitted, stop)
+    def _check(self, admitted: RolloutRecord, stop: Callable[[], bool]) -> Finding | None:
+        """Check a group alone, with its sampler's earlier groups, and for skipped slots."""
+        finding = self._recheck.check(admitted, stop)
         if finding is None or finding.breach is not None:
             return finding
-        group, sampler = admitted.group.message, admitted.group.signer
-        breach = self._suspicion.add(sampler, group.engine, finding.evidence, self._bands[group.engine])
+        group, sampler = admitted.message, admitted.sampler
+        breach = self._cumulative.add(sampler, group.engine, finding.evidence, self._tolerances[group.engine])
         breach = breach or self._audit(admitted, stop)
         finding = Finding(breach, finding.evidence, finding.reward)
         if breach is not None:
-            self._judge.keep(admitted, finding)
+            self._recheck.save(admitted, finding)
         return finding
 
-    def _audit(self, admitted: Admitted, stop: Callable[[], bool]) -> Breach | None:
-        """Make slots that the sampler left out under this head, and see what they are worth."""
-        head, sampler = admitted.group.message.heads[0], admitted.group.signer
-        slots = self._holes.suspicious(head, sampler)
+    def _audit(self, admitted: RolloutRecord, stop: Callable[[], bool]) -> Breach | None:
+        """Generate slots that the sampler skipped under this head, and compare their rewards."""
+        head, sampler = admitted.message.heads[0], admitted.sampler
+        slots = self._skipped.suspicious(head, sampler)
         if not slots:
             return None
-        worth = self._worth.setdefault((head, sampler), {})  # draws are fixed: to make them once is enough
-        if len(self._worth) > AUDITS:
-            self._worth.popitem(last=False)
-        if new := [slot for slot in slots if slot not in worth]:
-            worth |= self._worth_of(head, sampler, new, stop)
-        what = self._holes.worth_less(head, sampler, [worth[slot] for slot in slots if slot in worth])
+        rewards = self._audited.setdefault((head, sampler), {})  # draws are fixed: once is enough
+        if len(self._audited) > AUDITS:
+            self._audited.popitem(last=False)
+        if new := [slot for slot in slots if slot not in rewards]:
+            rewards |= self._generate_rewards(head, sampler, new, stop)
+        what = self._skipped.worth_less(head, sampler, [rewards[slot] for slot in slots if slot in rewards])
         return None if what is None else Breach("skipped-slots", what)
 
-    def _worth_of(
+    def _generate_rewards(
         self, head: bytes, sampler: bytes, slots: Sequence[int], stop: Callable[[], bool]
     ) -> dict[int, float]:
-        """The mean reward of slots of a sampler, as far as they can be scored here."""
+        """Generate slots of a sampler; return mean rewards of those that can be scored here."""
         keys = [self._run.slot_key(head, sampler, slot) for slot in slots]
         prompts = self._run.prompts(keys)
-        size = self._run.told.sampling.group_size
+        size = self._run.manifest.sampling.group_size
         requests = [
             SlotRequest(ids, key, size, self._run.limits) for key, (_, ids) in zip(keys, prompts, strict=True)
         ]
         rewards = {}
         for slot, (prompt, _), draws in zip(
-            slots, prompts, generate_groups(self._handing.at(head), requests, stop=stop), strict=True
+            slots, prompts, generate_groups(self._engine_sync.at(head), requests, stop=stop), strict=True
         ):
             try:
                 scores = self._run.scores(prompt, [draw.ids for draw in draws])
@@ -266,28 +267,30 @@ class VerifierLoop:
 
     # Verdicts
 
-    def _say(self, admitted: Admitted, lot: bytes, finding: Finding) -> None:
-        sampler, now, breach = admitted.group.signer, self._clock(), finding.breach
+    def _sign_verdict(self, admitted: RolloutRecord, draw: bytes, finding: Finding) -> None:
+        sampler, now, breach = admitted.sampler, self._clock(), finding.breach
         if breach is None:
             self.trust.honest(sampler, now)
         elif breach.sure:
             self.trust.condemned(sampler, breach.reason, now)
-            self._suspicion.forget(sampler)
-            self.choosing.forget(sampler)
-            log.info("a group is dishonest (%s): %s", breach.reason, breach.what)
+            self._cumulative.forget(sampler)
+            self.selection.forget(sampler)
+            log.info(
+                "group %s is dishonest (%s): %s", admitted.opened.id.hex()[:16], breach.reason, breach.what
+            )
         self.results["honest" if breach is None else breach.reason] += 1
         verdict = Verdict(
-            draw=lot,
+            draw=draw,
             figures=_figures(finding.evidence, finding.reward),
-            group=admitted.group.id,
+            group=admitted.id,
             note="" if breach is None else one_line(breach.what)[: limits.TEXT_BYTES // 4],
             reason="honest" if breach is None else breach.reason,
             result="honest" if breach is None else "dishonest" if breach.sure else "undecided",
         )
         sealed = seal(verdict, self._identity, self._run.id)
         self._unsent = [*self._unsent, sealed][-UNSENT:]
-        if self._told is not None:
-            self._told(admitted, open_sealed(sealed, Verdict, self._run.id))
+        if self._on_verdict is not None:
+            self._on_verdict(admitted, open_sealed(sealed, Verdict, self._run.id))
 
     async def _send(self) -> None:
         topic = topics.topic(self._run.id, topics.VERDICTS)
@@ -296,6 +299,30 @@ class VerifierLoop:
             ready, self._unsent = self._unsent, []
             for batch in fill_batches(ready):
                 await self._network.publish(topic, batch)
+
+
+async def pull_window(puller: Puller, heads: Sequence[Head]) -> list[Head]:
+    """Pull the last of consecutive heads, and those before it; return the buildable ones.
+
+    A sampler needs only the newest version; a verifier needs each that groups may be drawn under.
+    A version that was jumped over cannot be built later, so a verifier that is a few behind pulls
+    one after the other; one that is further behind jumps.
+    """
+    for head in _missing(puller.held, heads):
+        try:
+            await puller.pull(head.id)
+        except PeerError:
+            break  # a version that nobody has any longer must not block the newest
+    await puller.pull(heads[-1].id)
+    return await puller.buildable(heads)
+
+
+def _missing(held: Head | None, heads: Sequence[Head]) -> Sequence[Head]:
+    """Return the heads between `held` and the last, if `held` is in or just before the window."""
+    known = {each.id for each in heads} | {heads[0].message.previous}
+    if held is None or held.id not in known:
+        return ()
+    return [each for each in heads[:-1] if each.message.version > held.message.version]
 
 
 def _figures(found: Evidence, reward: float | None) -> Figures:

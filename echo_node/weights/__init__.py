@@ -1,1 +1,1 @@
-"""The weights chain: out of the trainer, over the network, into engines. Knows bytes, not models."""
+"""Weights chain: from the trainer over the network into engines, as bytes."""

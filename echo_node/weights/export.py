@@ -1,7 +1,7 @@
-"""A version out of a store, as a folder of files that others' programs open. Knows no network.
+"""Export a version from a store as a folder that other programs open.
 
-The weights are one safetensors file, the same bytes as an anchor; the model's small files are those that the manifest
-names, as far as they are at hand, and each is checked against its hash.
+The weights are one safetensors file, the same bytes as an anchor; the model's small files are those
+that the manifest names, as far as they are at hand, each checked against its hash.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo_node.errors import ConfigError, StoreError, looking_at
-from echo_node.weights import disk
+from echo_node.storage import files
 from echo_node.weights.store import WeightsStore
 from protocol import Layout, Manifest, Rules, blob_id
 from protocol.manifest import ModelFile
@@ -18,7 +18,7 @@ from protocol.manifest import ModelFile
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, and which files the manifest names that are not at hand."""
+    """Written files, and files named by the manifest that are not at hand."""
 
     version: int
     size: int
@@ -35,7 +35,7 @@ def export_version(
     version: int | None = None,
     model: Path | None = None,
 ) -> Exported:
-    """Write a version, the one that is held if none is named. Blocks."""
+    """Write a version to a folder; the active one if none is named. Blocks."""
     with looking_at(to, advice="name a new folder, in one of yours"):
         is_there = to.exists()
     if is_there:
@@ -50,7 +50,7 @@ def export_version(
         is_tip = store.tip is not None and store.tip.id == head.id
         with (
             store.lease() if is_tip else store.materialise(head.id) as held,
-            disk.touching(f"writing {to}"),
+            files.disk_errors(f"writing {to}"),
         ):
             to.mkdir(parents=True)
             with (to / "model.safetensors").open("xb") as file:
@@ -62,12 +62,12 @@ def export_version(
 
 
 def _copy(file: ModelFile, store: WeightsStore, model: Path | None, to: Path) -> bool:
-    """Take a small file from the store or from a folder, if it is the one that is meant."""
+    """Copy a small file from the store or a folder, if its hash matches."""
     places = [store.blobs.path(file.blob), *([model / file.name] if model else [])]
     for place in places:
         if place.is_file():
-            data = disk.read_whole(place, file.size) if place.stat().st_size == file.size else b""
+            data = files.read_whole(place, file.size) if place.stat().st_size == file.size else b""
             if blob_id(data) == file.blob:
-                disk.write_whole(to / file.name, data, durable=False)
+                files.write_whole(to / file.name, data, durable=False)
                 return True
     return False

@@ -1,6 +1,6 @@
-"""The same work on many chunks, in a few threads: what takes long (hashing, zstd, numpy, files) lets others run.
+"""Run the same work on many chunks in a few threads.
 
-As many chunks are in memory as there are threads. It knows nothing of the work.
+Hashing, zstd, numpy and files release the GIL. As many chunks are in memory as there are threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ WORKERS: Final = min(4, os.cpu_count() or 1)
 
 
 def each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """What `work` makes of each item, in their order. The first error ends it; what has begun is waited for."""
+    """Return `work(item)` for each item, in order.
+
+    The first error ends it; work that has begun is waited for.
+    """
     if len(items) < 2 or WORKERS < 2:
         return [work(item) for item in items]
     with ThreadPoolExecutor(min(WORKERS, len(items)), "weights") as pool:

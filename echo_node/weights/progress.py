@@ -1,4 +1,4 @@
-"""How far a pull is, for people, and what pulls have come to, for metrics. Counts; decides nothing."""
+"""Progress of a pull, for people, and totals of pulls, for metrics."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Pulling:
-    """One moment of a pull: what is being done for which version, and how many bytes of how many are here."""
+class PullProgress:
+    """One moment of a pull: activity, version, bytes done and bytes in total."""
 
     what: str
     version: int
@@ -27,10 +27,10 @@ class Pulling:
 
 
 @dataclass(slots=True)
-class Pulls:
-    """What one node has pulled so far."""
+class PullTotals:
+    """Totals of one node's pulls."""
 
     versions: int = 0
     bytes: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    """Routes that were not what their heads say, by reason."""
+    """Routes that did not match their heads, by reason."""

@@ -1,14 +1,15 @@
-"""The weights on disk: one whole version that can be proven, whatever happens in the middle. Knows no network.
+"""Weights store on disk: one complete, proven version at any moment.
 
     with WeightsStore.open(folder, rules, layout) as store:
-        store.keep_head(head)                      # judged by the rules of the chain, and synced
-        ...                                        # blobs arrive in `store.blobs.folder`, by `net/blobs.fetch_to`
-        store.advance(head, route)                 # compare-and-swap per chunk, then the pointer flips
-        with store.lease() as held:                # nobody changes the state meanwhile
+        store.keep_head(head)               # judged by the rules of the chain, and synced
+        ...                                 # blobs arrive in `store.blobs.folder`
+        store.advance(head, route)          # compare-and-swap per chunk, then the pointer
+        with store.lease() as held:         # nobody changes the state meanwhile
             engine.load(held.head.id, held.state)
 
-In the folder, `blobs` and `heads` are the truth and never change; `current` names the version; `state` is scratch.
-Everything here blocks: call it from a thread. Threads may share a store, processes may not.
+In the folder, `blobs` and `heads` are immutable; `current` names the active version; `state` can
+be rebuilt. Everything here blocks: call it from a thread. Threads may share a store, processes
+may not.
 """
 
 from __future__ import annotations
@@ -21,62 +22,65 @@ from pathlib import Path
 from typing import Final
 
 from echo_node.errors import DefectError, StoreError
-from echo_node.net.blobs.shelf import InFile
-from echo_node.weights import checking, parallel, pruning
-from echo_node.weights.blobfolder import BlobFolder
-from echo_node.weights.flat import Chunk, FlatLayout
-from echo_node.weights.held import Build, HeldState
-from echo_node.weights.journal import Floor, Head, Journal
-from echo_node.weights.lease import Leases
-from echo_node.weights.leased import Leased, leased
-from echo_node.weights.passage import hash_of
-from echo_node.weights.refusal import UnprovenError
-from echo_node.weights.routes import Step, Way
-from echo_node.weights.scratch import Bytes, Scratch
-from echo_node.weights.storefolder import StoreFolder
-from echo_node.weights.truth import OffChainError, Truth
+from echo_node.net.blobs.blob_registry import InFile
+from echo_node.storage.blob_dir import BlobDir
+from echo_node.weights import blob_gc, fsck, parallel
+from echo_node.weights.active_version import ActiveVersion, Build
+from echo_node.weights.chain_log import ChainLog, Floor, Head
+from echo_node.weights.errors import UnprovenError
+from echo_node.weights.flat_layout import Chunk, FlatLayout
+from echo_node.weights.route_graph import Step, Way
+from echo_node.weights.route_reader import hash_of
+from echo_node.weights.rwlock import RwLock
+from echo_node.weights.state_file import Bytes, StateFile
+from echo_node.weights.store_layout import StoreLayout
+from echo_node.weights.version_archive import OffChainError, VersionArchive
+from echo_node.weights.weights_view import WeightsView, leased
 from protocol import Equivocation, Follower, Layout, Route, Rules, TermGrant, merkle_root
 
 LEASE_SECONDS: Final = 60.0
-"""How long readers and writers of the state wait for one another."""
+"""Seconds for which readers and writers of the state wait for each other."""
 
 
 class WeightsStore:
-    """One node's weights. `open` makes it."""
+    """Weights of one node. `open` makes it."""
 
-    def __init__(self, place: StoreFolder, truth: Truth, held: HeldState, lent: BlobFolder) -> None:
+    def __init__(
+        self, place: StoreLayout, archive: VersionArchive, held: ActiveVersion, lent: BlobDir
+    ) -> None:
         self._place = place
         self._held = held
         self._turn = threading.RLock()
-        """Whoever changes anything in the folder, one after the other."""
-        self._leases = Leases()
-        self.truth = truth
-        self.flat = truth.flat
-        self.blobs = truth.blobs
-        """Where blobs are put, and downloaded to."""
+        """Held by whoever changes anything in the folder."""
+        self._leases = RwLock()
+        self.archive = archive
+        self.flat = archive.flat
+        self.blobs = archive.blobs
+        """Where blobs are written and downloaded to."""
         self.lent = lent
-        """What this node gives besides the chain. Whoever put it there takes it away again: pruning does not."""
+        """Blobs served besides the chain. Their owner removes them; pruning does not."""
 
     @classmethod
     @contextmanager
     def open(
         cls, folder: Path, rules: Rules, layout: Layout, *, floor: Floor | None = None, durable: bool = True
     ) -> Generator[WeightsStore]:
-        """The store in a folder, made if there is none, at the version that it held. `floor` is what a link says.
+        """Open the store in a folder, made if there is none, at its active version.
 
-        Without `durable` nothing is synced: for folders that nobody needs after the process.
+        `floor` is the start of the chain that a link names. Without `durable` nothing is synced:
+        for folders that nobody needs after the process.
         """
         flat = FlatLayout(layout)
         if flat.id != rules.layout:
             raise UnprovenError("wrong-layout", "a layout that is not the manifest's")
-        with StoreFolder.locked(folder, durable=durable) as place:
-            blobs = BlobFolder(place.blobs, durable=durable)
+        with StoreLayout.locked(folder, durable=durable) as place:
+            blobs = BlobDir(place.blobs, durable=durable)
             blobs.tidy()
-            truth = Truth(flat, blobs, Journal(place.heads, rules, floor, durable=durable))
-            held = HeldState(place, truth, Scratch(place.state, flat, durable=durable))
-            lent = BlobFolder(place.lent, durable=durable)
+            archive = VersionArchive(flat, blobs, ChainLog(place.heads, rules, floor, durable=durable))
+            held = ActiveVersion(place, archive, StateFile(place.state, flat, durable=durable))
+            lent = BlobDir(place.lent, durable=durable)
             lent.tidy()
-            store = cls(place, truth, held, lent)
+            store = cls(place, archive, held, lent)
             try:
                 held.recover()
                 yield store
@@ -87,7 +91,7 @@ class WeightsStore:
     @classmethod
     @contextmanager
     def temporary(cls, rules: Rules, layout: Layout) -> Generator[WeightsStore]:
-        """A store that is gone afterwards."""
+        """Open a store in a temporary folder."""
         with (
             tempfile.TemporaryDirectory(prefix="echo-weights-") as folder,
             cls.open(Path(folder), rules, layout, durable=False) as store,
@@ -96,50 +100,59 @@ class WeightsStore:
 
     @property
     def follower(self) -> Follower:
-        """The chain as this node took it."""
-        return self.truth.journal.follower
+        """Return the chain as this node took it."""
+        return self.archive.journal.follower
 
     @property
     def tip(self) -> Head | None:
-        """The head whose state is held whole. The chain's newest may be another: newer, or on another branch."""
+        """Return the head of the active version.
+
+        The chain's newest may be another: newer, or on another branch.
+        """
         return self._held.head
 
     def find(self, head_id: bytes) -> Head | None:
-        """A head that was taken, of the chain or of a branch that was left."""
-        return self.truth.journal.known.get(head_id)
+        """Return a known head, of the chain or of an abandoned branch."""
+        return self.archive.journal.known.get(head_id)
 
     def keep_head(self, head: Head) -> bool:
-        """Take a head by the rules of the chain, synced. A `ChainError` says why not; False: it changes nothing."""
+        """Take a head by the rules of the chain, synced; return False if nothing changed.
+
+        A `ChainError` says why it was refused.
+        """
         with self._turn:
-            return self.truth.journal.keep_head(head)
+            return self.archive.journal.keep_head(head)
 
     def keep_grant(self, grant: TermGrant, branch: Sequence[Head] = ()) -> None:
         """Enter the next term; see `Follower.grant`."""
         with self._turn:
-            self.truth.journal.keep_grant(grant, branch)
+            self.archive.journal.keep_grant(grant, branch)
 
     def keep_proof(self, proof: Equivocation) -> bool:
         """Convict a key; see `Follower.convict`."""
         with self._turn:
-            return self.truth.journal.keep_proof(proof)
+            return self.archive.journal.keep_proof(proof)
 
     def missing(self, route: Route) -> list[tuple[bytes, int | None]]:
-        """Blobs that a route still needs, with their sizes: its table alone, as long as that is not here."""
-        return self.truth.missing(route)
+        """Return blobs that a route lacks, with sizes; only its table while that is missing."""
+        return self.archive.missing(route)
 
     def held_of(self, head: Head) -> dict[bytes, InFile]:
-        """What is here of a head (roster, tables, frames), for `net/shelf`."""
-        return self.truth.held_of(head)
+        """Return the blobs of a head that are here (roster, tables, frames), to serve."""
+        return self.archive.held_of(head)
 
     def advance(self, head: Head, route: Route, *, deadline: float = LEASE_SECONDS) -> None:
-        """Go to a head of the chain by one of its routes, whose blobs are all here; or stay, with an error."""
+        """Advance to a head by one of its routes, whose blobs are all here, or stay."""
         self.walk((Step(head, route),), deadline=deadline)
 
-    def walk(self, way: Way, *, deadline: float = LEASE_SECONDS) -> None:
-        """Go to the head at the end of a way at once, each chunk over all its steps; or stay, with an error.
+    def walk(self, way: Way, *, refused: list[Step] | None = None, deadline: float = LEASE_SECONDS) -> None:
+        """Advance to the last head of a way in one swap, or stay with an error.
 
-        The way starts from the state that is held, or from nothing. An `UnprovenError` says what was wrong with it, a
-        `StoreError` what the disk did.
+        Each chunk goes through all steps in memory and is written once. A way may begin with an
+        anchor older than the active version, because it is on disk and costs nothing: step by step,
+        the store would go back to it, and a crash would leave it there. The way starts from the
+        active version, or from nothing. An `UnprovenError` says what was wrong with it, and
+        `refused` gets the step; a `StoreError` is the disk's.
         """
         if not way:
             return
@@ -148,17 +161,29 @@ class WeightsStore:
             raise OffChainError
         with self._turn:
             self._check_joined(way)
-            passages = self.truth.passages(way)
+            readers = self.archive.readers(way)
             afresh = way[0].route.base is None
-            self.swap(
-                target,
-                passages[-1].after,
-                lambda chunk, at: self.truth.build(passages, chunk, None if afresh else at),
-                deadline=deadline,
-            )
+
+            def build(chunk: Chunk, at: Bytes) -> Bytes:
+                made: Bytes | None = None if afresh else at
+                for step, reader in zip(way, readers, strict=True):
+                    try:
+                        made = reader.build(chunk, made)
+                    except UnprovenError:
+                        if refused is not None:
+                            refused.append(step)
+                        raise
+                if made is None:
+                    raise DefectError("a way without a step")
+                return made
+
+            self.swap(target, readers[-1].after, build, deadline=deadline)
 
     def _check_joined(self, way: Way) -> None:
-        """Each step starts where the one before it ended, and the first where we are. Two heads can have one state."""
+        """Check that each step starts where the one before ended, the first at the tip.
+
+        Two heads can have one state.
+        """
         at = self.tip.message.root if self.tip else None
         for step in way:
             base = None if step.route.base is None else self.find(step.route.base)
@@ -168,59 +193,60 @@ class WeightsStore:
             at = step.head.message.root
 
     def swap(self, head: Head, after: list[bytes], build: Build, *, deadline: float = LEASE_SECONDS) -> None:
-        """Go to a head that was kept, whose chunks somebody knows to build. For `advance` and the publisher."""
+        """Switch to a kept head by building its chunks. For `advance` and the publisher."""
         with self._turn, self._leases.writing(deadline):
             self._held.swap(head, after, build)
 
     def chunk(self, chunk: Chunk) -> Bytes:
-        """A copy of a chunk of the state that is held. For the publisher, which nobody changes it under."""
+        """Return a copy of a chunk of the active version, for the publisher."""
         return self._held.proven(chunk)
 
     @property
     def hashes(self) -> list[bytes]:
-        """Of the chunks of the state that is held."""
+        """Return the hashes of the chunks of the active version."""
         return self._held.hashes
 
     @contextmanager
     def turn(self) -> Generator[None]:
-        """Nobody else changes anything meanwhile."""
+        """Keep others from changing the store within the block."""
         with self._turn:
             yield
 
     @contextmanager
-    def lease(self, *, deadline: float = LEASE_SECONDS) -> Generator[Leased]:
-        """The tip and its state, which nobody changes meanwhile. What it gives is good within the block alone."""
+    def lease(self, *, deadline: float = LEASE_SECONDS) -> Generator[WeightsView]:
+        """Lease the tip and its state, which nobody changes within the block."""
         with self._reading(deadline):
             if self.tip is None:
                 raise StoreError("no version of the weights is here yet", advice="wait until one was fetched")
-            with leased(self.truth, self.tip, self._held.scratch.view()) as held:
+            with leased(self.archive, self.tip, self._held.state_file.view()) as held:
                 yield held
 
     @contextmanager
-    def materialise(self, head_id: bytes, *, deadline: float = LEASE_SECONDS) -> Generator[Leased]:
-        """The state of any version that can be built from what is here, in a file of its own; gone after the block."""
+    def materialise(self, head_id: bytes, *, deadline: float = LEASE_SECONDS) -> Generator[WeightsView]:
+        """Build any version in a temporary file of its own, removed after the block."""
         head = self.find(head_id)
         if head is None:
             raise StoreError("a head that this node does not know", advice="keep it first")
         with self._place.another_state(self.flat) as other:
             with self._reading(deadline):
                 self._build_into(other, head)
-            with leased(self.truth, head, other.view()) as held:
+            with leased(self.archive, head, other.view()) as held:
                 yield held
 
     def prune(self, *, versions: int, settled: bytes | None) -> int:
-        """Remove blobs of old versions, and say how many bytes that freed. The last `versions` can still be built.
+        """Remove blobs of old versions; return the bytes freed.
 
-        `settled` is a head with an anchor that enough others hold: what is older than it may go, and nothing else.
+        The last `versions` can still be built. `settled` is a head with an anchor that enough
+        others hold: only what is older may go.
         """
         with self._turn:
-            needed = pruning.needed(self.truth, self.tip, versions=versions, settled=settled)
-            return 0 if needed is None else self.truth.keep_only(needed)
+            needed = blob_gc.needed(self.archive, self.tip, versions=versions, settled=settled)
+            return 0 if needed is None else self.archive.keep_only(needed)
 
     def verify(self) -> list[str]:
-        """Read everything again, every hash and signature, and say what is wrong."""
+        """Read everything again, every hash and signature, and return the problems."""
         with self._turn, self._reading(LEASE_SECONDS):
-            return checking.problems(self.truth, self._place, self._held)
+            return fsck.problems(self.archive, self._place, self._held)
 
     @contextmanager
     def _reading(self, deadline: float) -> Generator[None]:
@@ -230,14 +256,14 @@ class WeightsStore:
         with self._leases.reading(deadline):
             yield
 
-    def _build_into(self, other: Scratch, head: Head) -> None:
-        """Build a version beside the one that is held, and from that one where this is cheaper."""
-        way = self.truth.way(head.id, () if self.tip is None else (self.tip.id,))
-        passages = self.truth.passages(way)
+    def _build_into(self, other: StateFile, head: Head) -> None:
+        """Build a version beside the active one, and from that one where it is cheaper."""
+        way = self.archive.way(head.id, () if self.tip is None else (self.tip.id,))
+        readers = self.archive.readers(way)
         from_here = not way or way[0].route.base is not None
 
         def build(chunk: Chunk) -> bytes:
-            made = self.truth.build(passages, chunk, self._held.proven(chunk) if from_here else None)
+            made = self.archive.build(readers, chunk, self._held.proven(chunk) if from_here else None)
             other.write(chunk, made.data)
             return hash_of(made)
 

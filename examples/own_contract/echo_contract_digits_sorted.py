@@ -1,30 +1,29 @@
-"""`digits-sorted`: say some digits in order, `r48213=` → `12348`. Each digit in its place counts.
+"""`digits-sorted`: sort digits, `r48213=` → `12348`; each digit in its place counts.
 
-The embedded model has only learnt to say digits backwards, so it has everything to learn here.
+The embedded model has only learnt to reverse digits, so it has everything to learn here.
 """
 
 from echo_node.contract import Contract, Params, Prompt, Score, random_from
 
 
 class DigitsSorted(Contract):
-    """Parameters: `digits`, how many there are to put in order (1 to 32, 5 unless given)."""
+    """Sort digits. Parameter: `digits`, how many there are (1 to 32, default 5)."""
 
     name = "digits-sorted"
-    version = "1"  # another prompt or score for the same input is another version
+    version = "1"  # change it whenever a prompt or a score changes
 
     def configure(self, params: Params) -> None:
         self.digits = params.whole("digits", default=5, low=1, high=32)
 
     def prompt(self, key: bytes) -> Prompt:
-        digits = random_from(key).digits(
-            self.digits
-        )  # the only luck there is: no clock, no random, no set order
+        # The only source of randomness: no clock, no `random`, no order of a set.
+        digits = random_from(key).digits(self.digits)
         return Prompt(f"r{digits}=", {"answer": "".join(sorted(digits))})
 
     def score(self, prompt: Prompt, completion: str) -> Score:
-        wanted = prompt.data["answer"]  # and the completion is a stranger's text: compare it, never run it
+        wanted = prompt.data["answer"]  # the completion is untrusted text: never execute it
         places = sum(one == two for one, two in zip(wanted, completion, strict=False))
-        longer = max(len(wanted), len(completion))  # so that going on for ever earns nothing
+        longer = max(len(wanted), len(completion))  # so that extra characters cost score
         return Score(places / longer, f"{places} of {longer} are in their place")
 
     def answer(self, prompt: Prompt) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 import bootstrap
-from echo_node.net.libp2p import SwarmSettings, join_swarm
+from echo_node.net.libp2p import join_swarm
+from echo_node.net.swarm_settings import SwarmSettings
 from tests.net.behaviour import IDENTITIES, KEY, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)

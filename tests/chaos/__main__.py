@@ -1,4 +1,6 @@
-"""`python -m tests.chaos --seed 7`: one chaos run, its timeline on the terminal, its verdict as a last line of JSON.
+"""Run one chaos test: `python -m tests.chaos --seed 7`.
+
+The timeline goes to the terminal; the last line is the verdict, as JSON.
 
 0 all invariants hold, 1 something was found, 2 it cannot be run here.
 """
@@ -20,27 +22,28 @@ from tests.chaos.world import NoWorldError, own_mounts
 
 
 def main() -> int:
-    told = _read()
-    parts = SMALL if told.small else WHOLE
-    coming = plan(told.seed, parts, told.seconds, told.faults)
-    if told.plan:
+    options = _read()
+    parts = SMALL if options.small else WHOLE
+    coming = plan(options.seed, parts, options.seconds, options.faults)
+    if options.plan:
         _say("\n".join(map(str, coming)))
         return 0
-    if told.soak:
-        coming = faults(told.seed, parts, told.faults)
+    if options.soak:
+        coming = faults(options.seed, parts, options.faults)
     else:
-        _say(f"seed {told.seed}, {len(parts)} nodes, {len(coming)} faults in {told.seconds:g} s")
-    place = told.place or Path(tempfile.mkdtemp(prefix="echo-chaos-")) / "run"
+        _say(f"seed {options.seed}, {len(parts)} nodes, {len(coming)} faults in {options.seconds:g} s")
+    place = options.place or Path(tempfile.mkdtemp(prefix="echo-chaos-")) / "run"
     try:
         own_mounts()
         found = run(
-            Wanted(told.seed, parts, place.absolute(), coming, soak=told.soak, minutes=told.minutes), _say
+            Wanted(options.seed, parts, place.absolute(), coming, soak=options.soak, minutes=options.minutes),
+            _say,
         )
     except NoWorldError as error:
         _say(f"chaos cannot be run here: {error}")
         return 2
     _sum_up(found, place)
-    if told.place is None and not found["findings"]:
+    if options.place is None and not found["findings"]:
         shutil.rmtree(place.parent)
     _say(json.dumps(found))
     return 1 if found["findings"] else 0

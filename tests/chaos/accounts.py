@@ -1,6 +1,7 @@
-"""What became of every group: acknowledged and not lost, fresh when it was used, signed, and made under a head that was there.
+"""Invariants of groups: none lost, none stale, all signed, all sampled under a head that was held.
 
-Each function goes from the evidence to what is wrong, and says what it reads and what it cannot see.
+Each function goes from the evidence to what is wrong, and says what it reads and what it cannot
+see.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ NAMED: Final = frozenset((*REASONS, "unverified", "contract-failed"))
 
 
 def acknowledged(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator[Finding]:
-    """Every acknowledged group was trained on once on the surviving branch, or dropped for a named reason, or still waits.
+    """Every acknowledged group was trained on once, dropped for a named reason, or still waits.
 
-    Acknowledged is what stands in a trainer's journal (it is there before a receipt goes out; one that stands by has there what
-    the leader's receipts named) and what a sampler's outbox has as acknowledged, now or before it let go of it. What was trained
-    on is what heads commit to. At a change of leaders a group may be missing that the old one held: one that it had waiting, drawn
-    at most S steps before the head from which the new one went on, or used for a version after that head; these are counted. It
-    cannot see the moment of a receipt, nor what outboxes and journals forget beyond 65,536 names; a receipt that was lost on its
-    way is no acknowledgement.
+    Acknowledged is what stands in a trainer's journal (it is there before a receipt goes out; one
+    that stands by has there what the leader's receipts named) and what a sampler's outbox has as
+    acknowledged, now or before it let go of it. What was trained on is what heads commit to. At a
+    change of leaders a group may be missing that the old one held: one that it had waiting, drawn
+    at most S steps before the head from which the new one went on, or used for a version after that
+    head; these are counted. It cannot see the moment of a receipt, nor what outboxes and journals
+    forget beyond 65,536 names; a receipt that was lost on its way is no acknowledgement.
     """
     trained = Counter(each.group.id for groups in branches.trained.values() for each in groups)
     yield from _unnamed(evidence, branches, counts)
@@ -75,7 +77,10 @@ def _outcome(
     evidence: Evidence,
     counts: Counts,
 ) -> Iterator[Finding]:
-    """What became of a group that no version of the surviving branch was trained on: the newest leader that knows it must tell."""
+    """Tell what became of a group that no version of the surviving branch was trained on.
+
+    The newest leader that knows the group must account for it.
+    """
     node, group = max(facts, key=lambda fact: _last_term(fact[0].key, branches))
     if group.state == "dropped":
         counts[f"groups dropped: {group.why}"] += 1
@@ -124,9 +129,9 @@ def _lost_at_failover(node: NodeEvidence, group: KnownGroup, branches: Branches,
     for grant, base in branches.bases():
         if not any(term < grant.vote.term for term in led):
             continue
-        if version is not None and version > base.told.version:
+        if version is not None and version > base.message.version:
             return True
-        if version is None and group.step >= base.told.step - staleness:
+        if version is None and group.step >= base.message.step - staleness:
             return True
     return False
 
@@ -135,7 +140,7 @@ def _unnamed(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator
     """Versions whose head commits to groups that no journal and no records name."""
     counts["versions"] = len(branches.chain)
     for head in branches.chain[1:]:
-        if head.told.version in branches.trained:
+        if head.message.version in branches.trained:
             continue
         if _lost_its_journal(evidence, head.signer):
             counts["versions whose groups a damaged journal had"] += 1
@@ -154,13 +159,17 @@ def _said_acknowledged(evidence: Evidence) -> Iterator[tuple[bytes, tuple[str, P
 
 
 def _acknowledgers(posted: Posted, evidence: Evidence, branches: Branches) -> Iterator[bytes]:
-    """Who may have acknowledged a group: nobody who never led, nor, while its bytes say of which head it is, who led before it."""
+    """Tell who may have acknowledged a group.
+
+    Not a trainer that never led, nor, while the group's bytes name its head, one that led before
+    it.
+    """
     head: KnownHead | None = None
     if posted.data:
         group = Envelope.parse(posted.data).claim(TrajectoryGroup, evidence.manifest.id)
         head = branches.heads.get(group.heads[0])
     for term, leader in branches.leaders.items():
-        if head is None or term >= head.told.term:
+        if head is None or term >= head.message.term:
             yield leader
 
 
@@ -172,21 +181,22 @@ def _lost_its_journal(evidence: Evidence, key: bytes) -> bool:
 
 
 def fresh(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator[Finding]:
-    """No group was trained on that is staler than S, or that was drawn under a head that is no ancestor of its version.
+    """No trained group is staler than S, or drawn under a head that is no ancestor of its version.
 
-    Its age is counted from the signed head that it names, not from what the trainer wrote down of it; the step at which it was
-    used is the journal's, and must not be before that of the version's parent. It reads what heads commit to, so it cannot see
-    what was trained on for versions of branches that were left.
+    Its age is counted from the signed head that it names, not from what the trainer wrote down of
+    it; the step at which it was used is the journal's, and must not be before that of the version's
+    parent. It reads what heads commit to, so it cannot see what was trained on for versions of
+    branches that were left.
     """
     oldest = 0
     for each, parent in _all_trained(branches):
         where = f"group {short(each.group.id)} of {evidence.name_of(each.group.sampler)} in version {each.version}"
         place = branches.places.get(each.group.head)
-        if place is None or branches.chain[place].told.version >= each.version:
+        if place is None or branches.chain[place].message.version >= each.version:
             yield Finding("fresh", each.trainer, f"{where} was drawn under a head that is no ancestor of it")
             continue
-        used_at = max(each.policy_step, parent.told.step)
-        age = used_at - branches.chain[place].told.step
+        used_at = max(each.policy_step, parent.message.step)
+        age = used_at - branches.chain[place].message.step
         oldest = max(oldest, age)
         if age > evidence.staleness:
             yield Finding(
@@ -197,7 +207,7 @@ def fresh(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator[Fi
 
 def _all_trained(branches: Branches) -> Iterator[tuple[Trained, KnownHead]]:
     parents = {
-        head.told.version: before for before, head in zip(branches.chain, branches.chain[1:], strict=False)
+        head.message.version: before for before, head in zip(branches.chain, branches.chain[1:], strict=False)
     }
     for version, groups in branches.trained.items():
         for each in groups:
@@ -208,13 +218,15 @@ def _all_trained(branches: Branches) -> Iterator[tuple[Trained, KnownHead]]:
 
 
 def signed(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator[Finding]:
-    """Every trained group was signed by its sampler, who was in the roster of its head, and was not condemned before its use.
+    """Every trained group is signed by a member of its head's roster and was not condemned before.
 
-    A journal keeps a group's bytes until a checkpoint covers them, and from then on the signature, which is over the group's id;
-    both are checked again here. Records, which stand in for a journal that is lost, have neither: counted. Rosters are read where
-    somebody still holds the blob; where all have pruned it, the sampler's own signed join must be in a journal. What a verdict
-    was before or after is told by the batch that was the newest when it was written down: it cannot see a verdict that the
-    trainer never heard, nor check a verdict's signature, which nobody keeps. What hostile samplers brought about is counted.
+    A journal keeps a group's bytes until a checkpoint covers them, and from then on the signature,
+    which is over the group's id; both are checked again here. Records, which stand in for a journal
+    that is lost, have neither: counted. Rosters are read where somebody still holds the blob; where
+    all have pruned it, the sampler's own signed join must be in a journal. What a verdict was
+    before or after is told by the batch that was the newest when it was written down: it cannot see
+    a verdict that the trainer never heard, nor check a verdict's signature, which nobody keeps.
+    What hostile samplers brought about is counted.
     """
     honest = {node.key for node in evidence.nodes if node.honest}
     held = {blob: decode(Roster, data) for blob, data in rosters(branches).items()}
@@ -235,7 +247,7 @@ def signed(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator[F
         if wrong := _wrong_signature(group, evidence.manifest.id, counts):
             yield Finding("signed", each.trainer, f"{what}: {wrong}")
         head = branches.heads.get(group.head)
-        roster = held.get(head.told.roster) if head else None
+        roster = held.get(head.message.roster) if head else None
         if roster is not None and roster.find(group.sampler) is None:
             yield Finding("signed", each.trainer, f"{what}: its sampler is not in the roster of its head")
         elif roster is None:
@@ -284,11 +296,12 @@ def _joined(evidence: Evidence) -> Iterator[bytes]:
 
 
 def under_known_heads(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator[Finding]:
-    """No honest node made groups under a head that its own store has not taken, and no verifier found one to be made otherwise.
+    """No honest node sampled under a head that its own store lacks, and no verifier found so.
 
-    It reads who sampled every group in journals and outboxes, the heads in that sampler's own store, and the verifiers' ledgers.
-    That the weights of that head were in the engine, `replaying` proves by drawing again, of groups whose bytes are kept; and
-    verifiers have proved it of those that they found honest, which are counted. Of the rest nothing is kept that could prove it.
+    It reads who sampled every group in journals and outboxes, the heads in that sampler's own
+    store, and the verifiers' ledgers. That the weights of that head were in the engine, `replaying`
+    proves by drawing again, of groups whose bytes are kept; and verifiers have proved it of those
+    that they found honest, which are counted. Of the rest nothing is kept that could prove it.
     """
     own = {node.key: node for node in evidence.of("sampler") if node.honest and node.holdings is not None}
     taken = {key: {head.id for head in node.holdings.heads} for key, node in own.items() if node.holdings}

@@ -1,6 +1,7 @@
-"""The chain of versions as all nodes together know it: which branch survives, who led it, and what was trained on it.
+"""The chain of versions as all nodes together know it: the surviving branch, leaders, groups.
 
-It is put together again from signed heads and grants alone, by rules of its own, so that a node's word is never its proof.
+It is put together again from signed heads and grants alone, by rules of its own, so that a node's
+word is never its proof.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.chaos.holdings import KnownHead
 
 @dataclass(frozen=True)
 class Trained:
-    """A group that a version was trained on: by which trainer, from the policy of which step, in which batch."""
+    """A group that a version was trained on: trainer, policy step and batch."""
 
     group: KnownGroup
     version: int
@@ -65,13 +66,16 @@ class Branches:
 
     @cached_property
     def chain(self) -> tuple[KnownHead, ...]:
-        """The surviving branch, from its first head that is known to its tip: the newest that a leader said in its term."""
-        led = [head for head in self.heads.values() if self.leaders.get(head.told.term) == head.signer]
+        """Return the surviving branch, from its first known head to its tip.
+
+        The tip is the newest head that a leader signed in its term.
+        """
+        led = [head for head in self.heads.values() if self.leaders.get(head.message.term) == head.signer]
         at: KnownHead | None = max(led, key=lambda head: head.order, default=None)
         found = []
         while at is not None:
             found.append(at)
-            at = None if at.told.previous == ZERO else self.heads.get(at.told.previous)
+            at = None if at.message.previous == ZERO else self.heads.get(at.message.previous)
         return tuple(reversed(found))
 
     @cached_property
@@ -89,12 +93,15 @@ class Branches:
 
     @cached_property
     def trained(self) -> dict[int, tuple[Trained, ...]]:
-        """By version of the surviving branch, the groups to which its head commits; without those that nobody can name."""
+        """Return the groups that each head of the surviving branch commits to, by version.
+
+        Groups that no record names are left out.
+        """
         found = {}
         for before, head in zip(self.chain, self.chain[1:], strict=False):
             named = next(self._named(before, head), None)
             if named is not None:
-                found[head.told.version] = named
+                found[head.message.version] = named
         return found
 
     @cached_property
@@ -107,8 +114,8 @@ class Branches:
         return found
 
     def _named(self, before: KnownHead, head: KnownHead) -> Iterator[tuple[Trained, ...]]:
-        """Groups whose ids together have the root in the head, as trainers' journals or else their records name them."""
-        version = head.told.version
+        """Return the groups whose ids have the head's root, by journals or records of trainers."""
+        version = head.message.version
         for node in self.evidence.of("trainer"):
             if node.trainer is None:
                 continue
@@ -123,23 +130,23 @@ class Branches:
                 Trained(group, version, step, node.name, None)
                 for step, group in node.trainer.recorded.get(version, ())
             )
-            for told in (journalled, recorded):
-                if merkle_root(sorted(each.group.id for each in told)) == head.told.groups:
-                    yield told
+            for named in (journalled, recorded):
+                if merkle_root(sorted(each.group.id for each in named)) == head.message.groups:
+                    yield named
 
 
 def problems_of_chain(branches: Branches) -> Iterator[str]:
     """What is wrong with the heads and grants that all nodes together hold, as one history."""
-    told = branches.evidence.manifest.message
+    manifest = branches.evidence.manifest.message
     run = branches.evidence.manifest.id
     for head in branches.heads.values():
         try:
             open_sealed(head.sealed, WeightsHead, run)
         except ProtocolError as error:
             yield f"the head of {head} is not signed by whom it names: {error}"
-        if head.signer not in told.trainers:
+        if head.signer not in manifest.trainers:
             yield f"the head of {head} is by a key that is no trainer"
-        elif branches.leaders.get(head.told.term) != head.signer:
+        elif branches.leaders.get(head.message.term) != head.signer:
             yield f"the head of {head} is by {branches.evidence.name_of(head.signer)}, who did not lead its term"
     yield from _problems_of_grants(branches)
     yield from _two_of_one(branches)
@@ -171,34 +178,34 @@ def _two_of_one(branches: Branches) -> Iterator[str]:
     """A key that says two things of one place."""
     places: dict[tuple[bytes, int, bytes], list[KnownHead]] = {}
     for head in branches.heads.values():
-        places.setdefault((head.signer, head.told.term, head.told.previous), []).append(head)
+        places.setdefault((head.signer, head.message.term, head.message.previous), []).append(head)
     for heads in places.values():
         if len(heads) > 1:
             yield f"two heads of one parent: {' and '.join(map(str, heads))}"
 
 
 def _problems_of_links(branches: Branches) -> Iterator[str]:
-    chain, told = branches.chain, branches.evidence.manifest.message
+    chain, manifest = branches.chain, branches.evidence.manifest.message
     if not chain:
         yield "no node holds any head"
         return
-    if chain[0].told.version != 0:
+    if chain[0].message.version != 0:
         yield f"nobody holds the parent of {chain[0]}"
-    elif chain[0].told.root != told.model.root:
+    elif chain[0].message.root != manifest.model.root:
         yield f"{chain[0]} has other weights than the manifest's"
     for head in branches.heads.values():  # those of branches that were left too
-        before = branches.heads.get(head.told.previous)
+        before = branches.heads.get(head.message.previous)
         if before is not None:
             yield from _problems_of_link(branches, before, head)
 
 
 def _problems_of_link(branches: Branches, before: KnownHead, head: KnownHead) -> Iterator[str]:
-    if head.told.version != before.told.version + 1 or head.told.step < before.told.step:
+    if head.message.version != before.message.version + 1 or head.message.step < before.message.step:
         yield f"{head} follows {before}"
-    if head.told.term < before.told.term:
+    if head.message.term < before.message.term:
         yield f"the term falls from {before} to {head}"
-    elif head.told.term > before.told.term:
-        granted = branches.grants.get(head.told.term, [])
+    elif head.message.term > before.message.term:
+        granted = branches.grants.get(head.message.term, [])
         if all(grant.vote.base != before.id for grant in granted):
             yield f"{head} enters its term without a grant that goes on from {before}"
 
@@ -206,8 +213,8 @@ def _problems_of_link(branches: Branches, before: KnownHead, head: KnownHead) ->
 def _was_left(branches: Branches, head: KnownHead) -> bool:
     """Whether a later term went on from below this head."""
     return any(
-        grant.vote.term > head.told.term
-        and base.told.version < head.told.version
+        grant.vote.term > head.message.term
+        and base.message.version < head.message.version
         and base.id in branches.places
         for grant, base in branches.bases()
     )
@@ -218,8 +225,8 @@ def rosters(branches: Branches) -> Mapping[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     for head in branches.heads.values():
         for node in branches.evidence.nodes:
-            if head.told.roster not in found and node.holdings is not None:
-                data = node.holdings.roster(head.told)
+            if head.message.roster not in found and node.holdings is not None:
+                data = node.holdings.roster(head.message)
                 if data is not None:
-                    found[head.told.roster] = data
+                    found[head.message.roster] = data
     return found

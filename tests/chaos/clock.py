@@ -1,5 +1,7 @@
-"""A node's wall clock and the speed of its disk, in the harness's hand: a shim in C is loaded into the node's processes, and
-reads from a page of memory what the harness writes there while they run.
+"""Control of a node's wall clock and disk speed.
+
+A shim in C is loaded into the node's processes, and reads from a page of memory what the harness
+writes there while they run.
 
 It knows nothing of nodes: it gives an environment to start one with.
 """
@@ -25,7 +27,10 @@ def build_shim(folder: Path) -> Path:
 
 
 class Clock:
-    """One node's. What is set holds at once, for all of its processes, also for those that start later."""
+    """Clock and disk speed of one node.
+
+    A setting holds at once, for all of the node's processes, also for those that start later.
+    """
 
     def __init__(self, shim: Path, page: Path) -> None:
         page.write_bytes(bytes(4096))
@@ -50,5 +55,5 @@ class Clock:
 
     def _write(self) -> None:
         sync, write = self._slow
-        told = int(self._seconds * 1e9), int(sync * 1e6), int(write * 1e6)
-        self._page[: _PAGE.size] = _PAGE.pack(*told)
+        values = int(self._seconds * 1e9), int(sync * 1e6), int(write * 1e6)
+        self._page[: _PAGE.size] = _PAGE.pack(*values)

@@ -1,5 +1,6 @@
-"""The disk of one node: a small tmpfs, which can be filled up and freed again, and whose files can be damaged. At the end it
-is taken away, and what was on it stays as a plain folder.
+"""The disk of one node: a small tmpfs that can be filled, freed and damaged.
+
+At the end it is unmounted, and its files stay as a plain folder.
 
 It knows files, and nothing of what they mean.
 """
@@ -51,9 +52,9 @@ class Disk:
 
     def used(self) -> int:
         """Bytes on it, the ballast left out."""
-        told = os.statvfs(self.path)
+        usage = os.statvfs(self.path)
         ballast = self.path / BALLAST
-        return (told.f_blocks - told.f_bfree) * told.f_frsize - (
+        return (usage.f_blocks - usage.f_bfree) * usage.f_frsize - (
             ballast.stat().st_size if ballast.exists() else 0
         )
 
@@ -104,10 +105,10 @@ def _beside(path: Path) -> list[Path]:
 
 
 def damage(folder: Path, patterns: Sequence[str], how: str, luck: random.Random) -> Damage | None:
-    """Damage a file in the folder that fits the first of the patterns that any fits; none, if there is none with anything in it.
+    """Damage a file that matches the first pattern with a match; do nothing if all are empty.
 
-    Databases are hurt where a page of theirs begins: their bytes carry no checksum of their own, so a digit that flips in
-    the middle of a row is beyond any program that reads them.
+    Databases are hurt where a page of theirs begins: their bytes carry no checksum of their own, so
+    a digit that flips in the middle of a row is beyond any program that reads them.
     """
     for pattern in patterns:
         found = sorted(path for path in folder.glob(pattern) if path.is_file() and path.stat().st_size)

@@ -1,8 +1,8 @@
-"""What every node of a chaos run left behind, read from the outside after all of them have ended. It judges nothing.
+"""Read what every node of a chaos run left behind, after all of them have ended.
 
-Files are read as they are, never changed: databases are copied first, since a killed process leaves a log that SQLite would
-write back. What cannot be read is said, and the rest is read all the same. What the nodes' stores of weights hold, `holdings`
-reads.
+Files are read as they are, never changed: databases are copied first, since a killed process leaves
+a log that SQLite would write back. What cannot be read is said, and the rest is read all the same.
+What the nodes' stores of weights hold, `holdings` reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from echo_node.errors import EchoError
-from echo_node.runfile import read_manifest
+from echo_node.runs.spec import read_manifest
 from protocol import Manifest, Opened, ProtocolError, identity
 from tests.chaos.holdings import Holdings, read_holdings
 
@@ -30,7 +30,10 @@ UNIX: Final = 1e8
 
 @dataclass(frozen=True)
 class KnownGroup:
-    """A group in a trainer's journal. `why` it was dropped; its bytes, or later its signature alone, as far as they are kept."""
+    """A group in a trainer's journal.
+
+    `why` it was dropped; its bytes, or later its signature alone, as far as they are kept.
+    """
 
     id: bytes
     sampler: bytes
@@ -46,7 +49,7 @@ class KnownGroup:
 
 @dataclass(frozen=True)
 class KnownBatch:
-    """A batch in a trainer's journal: for which version, after which head, at which step of the policy."""
+    """A batch in a trainer's journal: its version, the head before it, the policy step."""
 
     number: int
     policy_step: int
@@ -57,7 +60,10 @@ class KnownBatch:
 
 @dataclass(frozen=True)
 class KnownVerdict:
-    """What a verifier found, as a trainer (`after`: its newest batch then) or the verifier itself has written it down."""
+    """A verdict, as a trainer or the verifier itself recorded it.
+
+    `after` is the newest batch of the trainer at that time.
+    """
 
     group: bytes
     sampler: bytes
@@ -69,7 +75,10 @@ class KnownVerdict:
 
 @dataclass(frozen=True)
 class TrainerFiles:
-    """A trainer's journal, and the groups of each version by its records, which are not synced at every step."""
+    """A trainer's journal, and the groups of each version by its records.
+
+    Records are not synced at every step.
+    """
 
     groups: Mapping[bytes, KnownGroup] = field(default_factory=dict)
     batches: tuple[KnownBatch, ...] = ()
@@ -81,7 +90,10 @@ class TrainerFiles:
 
 @dataclass(frozen=True)
 class Posted:
-    """A group in a sampler's outbox: pending, acknowledged, delivered (acknowledged and let go since) or refused."""
+    """A group in a sampler's outbox.
+
+    It is pending, acknowledged, delivered (acknowledged and let go since) or refused.
+    """
 
     id: bytes
     state: str
@@ -151,19 +163,19 @@ class Evidence:
 
 def read_evidence(place: Path) -> Evidence:
     """The evidence in the folder of a chaos run, when all its processes have ended."""
-    told = json.loads((place / "chaos.json").read_text())
-    manifest = read_manifest(place / told["run"])
-    started = float(told["started"])
+    settings = json.loads((place / "chaos.json").read_text())
+    manifest = read_manifest(place / settings["run"])
+    started = float(settings["started"])
     nodes = [
         _read_node(place / "nodes" / name, name, about, manifest, started)
-        for name, about in told["nodes"].items()
+        for name, about in settings["nodes"].items()
     ]
     return Evidence(
         manifest=manifest,
         nodes=tuple(nodes),
         timeline=tuple(_lines(place / "timeline.jsonl", started)[0]),
-        staleness=int(told["staleness"]),
-        bound_seconds=float(told["bound_seconds"]),
+        staleness=int(settings["staleness"]),
+        bound_seconds=float(settings["bound_seconds"]),
     )
 
 
@@ -209,7 +221,10 @@ def _read_node(
 
 @contextmanager
 def _copied(path: Path) -> Generator[sqlite3.Connection]:
-    """A database as it would be opened again, with what its log has; a copy, so that the original stays as it was left."""
+    """Open a copy of a database together with its log.
+
+    The original stays as it was left.
+    """
     with tempfile.TemporaryDirectory(prefix="echo-evidence-") as folder:
         for suffix in ("", "-wal"):
             source = path.with_name(path.name + suffix)
@@ -245,12 +260,12 @@ def _read_journal(path: Path) -> TrainerFiles:
 def _read_records(path: Path) -> dict[int, tuple[tuple[int, KnownGroup], ...]]:
     found: dict[int, list[tuple[int, KnownGroup]]] = {}
     with _copied(path) as file:
-        for version, policy_step, number, *told in file.execute(
+        for version, policy_step, number, *facts in file.execute(
             """SELECT steps.version, steps.policy_step, steps.number, id, sampler, slot, trained.head, trained.step
             FROM trained JOIN steps USING (number) ORDER BY number, place"""
         ):
             found.setdefault(version, []).append(
-                (policy_step, KnownGroup(*told, state="drawn", batch=number))
+                (policy_step, KnownGroup(*facts, state="drawn", batch=number))
             )
     return {version: tuple(groups) for version, groups in found.items()}
 
@@ -282,20 +297,23 @@ def _read_ledger(path: Path) -> tuple[KnownVerdict, ...]:
 
 
 def _lines(path: Path, started: float) -> tuple[list[dict[str, Any]], int]:
-    """Objects with times since the start, and how many lines were torn: a process that is killed may leave one."""
+    """Return objects with times since the start, and the number of torn lines.
+
+    A process that is killed may leave one.
+    """
     if not path.is_file():
         return [], 0
     found, torn = [], 0
     lives = 1
     for line in path.read_text(errors="replace").splitlines():
         try:
-            told = json.loads(line)
+            event = json.loads(line)
         except ValueError:
             torn += bool(line.strip())
             continue
-        lives += told.get("event") == "started"
-        at = float(told.get("at", 0.0))
-        found.append({**told, "at": at - started if at > UNIX else at})
+        lives += event.get("event") == "started"
+        at = float(event.get("at", 0.0))
+        found.append({**event, "at": at - started if at > UNIX else at})
     return found, max(0, torn - lives)
 
 

@@ -1,6 +1,6 @@
-"""How each fault is done to a running swarm, and undone: a context for each kind, entered when it comes and left when it heals.
+"""Faults of a running swarm: a context for each kind, entered when it starts, left when it heals.
 
-However it is left, the fault is undone. It knows nothing of when and why.
+However it is left, the fault is undone.
 """
 
 from __future__ import annotations
@@ -200,10 +200,10 @@ class Faults:
 
     @asynccontextmanager
     async def _corrupt(self, fault: Fault) -> AsyncIterator[None]:
-        member, told = self._member(fault), fault.details
+        member, details = self._member(fault), fault.details
         with member.excused():
             await _kill(member, whole=True)
-            done = damage(member.state, told["files"], told["how"], random.Random(told["luck"]))
+            done = damage(member.state, details["files"], details["how"], random.Random(details["luck"]))
             if done is not None:
                 member.damage = done
                 file = str(done.path.relative_to(member.state))
@@ -217,7 +217,10 @@ class Faults:
 
     @asynccontextmanager
     async def _hostile(self, fault: Fault) -> AsyncIterator[None]:
-        """One at a time, since it has one address; for so long from when it begins, which may be a while after its start."""
+        """Run one hostile peer at a time, since it has one address.
+
+        The time counts from when it begins, which may be a while after its start.
+        """
         async with self._one_hostile:
             heard = await self._start_hostile(fault.kind.removeprefix("hostile_"))
             process = heard.process
@@ -239,7 +242,7 @@ class Faults:
         self._line.note("exit", HOSTILE_NODE, code=process.returncode, said=heard.events[-1:])
 
     async def _start_hostile(self, kind: str) -> Heard:
-        """With a new key each time: whoever has seen the last one do its worst hears that one no more."""
+        """Start it with a new key each time: whoever saw the last one has muted that key."""
         swarm, machine = self._swarm, self._swarm.world.machines[HOSTILE_NODE]
         folder = swarm.place / "nodes" / HOSTILE_NODE
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
@@ -263,13 +266,16 @@ class Faults:
 
 
 async def _until_found_out(cheat: Heard) -> None:
-    """Until a verifier has condemned something that it made up; not for ever, since other faults may keep all of them from it."""
+    """Wait until a verifier has condemned one of its groups.
+
+    The wait is bounded, since other faults may keep all verifiers from it.
+    """
     with trio.move_on_after(FOUND_OUT_SECONDS):
         await cheat.until(lambda told: "condemned" in told.last("did"), within=math.inf)
 
 
 async def _kill(member: Member, *, whole: bool) -> None:
-    """As the kernel does when memory runs out; the whole machine's processes, as when the power fails."""
+    """Kill as the kernel does when memory runs out, or a whole machine as when power fails."""
     member.want(running=False)
     if member.process is not None:
         member.process.killed = True

@@ -1,9 +1,10 @@
-"""One chaos run from its beginning to its end: the world made, the swarm up, the nemesis at work, a quiet time in which all
-must get on, everybody stopped, everything written down, and the checker's word on it.
+"""One chaos run from set-up to verdict.
 
-    place/chaos.json  place/timeline.jsonl  place/run/  place/nodes/NAME/{state/,events.jsonl,stderr}
+The world is made, the swarm comes up, the nemesis works, a quiet time follows in which all must
+make progress; then everybody is stopped, everything is written down and checked.
 
-It puts the other rooms together and does nothing itself.
+    place/chaos.json  place/timeline.jsonl  place/run/
+    place/nodes/NAME/{state/,events.jsonl,stderr}
 """
 
 from __future__ import annotations
@@ -30,14 +31,20 @@ from tests.chaos.timeline import Say, Timeline
 from tests.chaos.world import end_all, world
 
 BOUND_SECONDS: Final = 150.0
-"""In which every node that lives must get on after the last fault. Two cores carry a whole swarm here: most of it is starting."""
+"""Seconds in which every living node must make progress after the last fault.
+
+Two cores carry a whole swarm here: most of it is starting.
+"""
 UP_SECONDS: Final = 300.0
 SOAK_LOOK_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run is to be. `coming` are the faults; with `soak`, measurements are made while it lasts."""
+    """Settings of a run.
+
+    `coming` are the faults; with `soak`, measurements are made while it lasts.
+    """
 
     seed: int
     parts: Sequence[Part]
@@ -106,10 +113,10 @@ async def _live(wanted: Wanted, swarm: Swarm, say: Say) -> dict[str, Any]:
         await swarm.stop()
         swarm.line.note("end")
         nursery.cancel_scope.cancel()
-    told: dict[str, Any] = {"seed": wanted.seed, "faults": dict(sorted(faults.done.items()))}
-    told["versions"] = swarm.head_version
-    told["weather"] = swarm.world.weather.counts()
-    return told | ({"slopes": soak.slopes()} if wanted.soak else {})
+    result: dict[str, Any] = {"seed": wanted.seed, "faults": dict(sorted(faults.done.items()))}
+    result["versions"] = swarm.head_version
+    result["weather"] = swarm.world.weather.counts()
+    return result | ({"slopes": soak.slopes()} if wanted.soak else {})
 
 
 async def _come_up(swarm: Swarm) -> None:
@@ -122,7 +129,10 @@ async def _come_up(swarm: Swarm) -> None:
 
 
 async def _until_told(nemesis: Nemesis, wanted: Wanted) -> None:
-    """Until the plan is done. A soak has a plan without end: it ends with its minutes, or when it is told to."""
+    """Wait until the plan is done.
+
+    A soak has a plan without end: it ends with its minutes, or when it is told to.
+    """
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_hear_of_the_end, nursery.cancel_scope if wanted.soak else None)
         await nemesis.act(wanted.coming)

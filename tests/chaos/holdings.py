@@ -1,6 +1,7 @@
-"""What a store of weights holds, read again without changing it: the chain as it was taken, every blob, and the state.
+"""What a store of weights holds, read without changing it: the chain, every blob, the state.
 
-Nothing here trusts what the store says of itself: signatures are left to whoever asks, hashes are computed again.
+Nothing here trusts what the store says of itself: signatures are left to whoever asks, hashes are
+computed again.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import numpy as np
 
 from echo_node.engine.base import TensorBytes
 from echo_node.errors import EchoError
-from echo_node.weights import disk
-from echo_node.weights.blobfolder import BlobFolder, DamagedBlobError
-from echo_node.weights.flat import FlatLayout
-from echo_node.weights.journal import ENTRY_BYTES, Journal
-from echo_node.weights.papers import read_papers
-from echo_node.weights.scratch import tensors
-from echo_node.weights.truth import Truth
+from echo_node.storage import files
+from echo_node.storage.blob_dir import BlobDir, DamagedBlobError
+from echo_node.weights.chain_log import ENTRY_BYTES, ChainLog
+from echo_node.weights.flat_layout import FlatLayout
+from echo_node.weights.state_file import tensors
+from echo_node.weights.store_metadata import read_metadata
+from echo_node.weights.version_archive import VersionArchive
 from protocol import (
     Envelope,
     Manifest,
@@ -46,7 +47,7 @@ class KnownHead:
     sealed: bytes
     id: bytes
     signer: bytes
-    told: WeightsHead
+    message: WeightsHead
 
     @classmethod
     def of(cls, sealed: bytes, run: bytes) -> KnownHead:
@@ -55,16 +56,19 @@ class KnownHead:
 
     @property
     def order(self) -> tuple[int, int]:
-        return self.told.term, self.told.version
+        return self.message.term, self.message.version
 
     def __str__(self) -> str:
-        return f"version {self.told.version} of term {self.told.term} ({self.id.hex()[:12]})"
+        return f"version {self.message.version} of term {self.message.term} ({self.id.hex()[:12]})"
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """One node's store. `chain` are the ids of the heads that it follows, by the rules of the chain; `taken` is why that
-    could not be told. `damaged` are blobs whose bytes are not what their names say, `wrong_state` what the state is not.
+    """One node's store.
+
+    `chain` are the ids of the heads that it follows, by the rules of the chain; `taken` is why that
+    could not be told. `damaged` are blobs whose bytes are not what their names say, `wrong_state`
+    what the state is not.
     """
 
     heads: tuple[KnownHead, ...] = ()
@@ -73,54 +77,56 @@ class Holdings:
     taken: str = ""
     current: bytes | None = None
     proven: frozenset[bytes] = frozenset()
-    """Heads whose root the node holds at the end: the state on disk has it, or it can be built from what is there."""
+    """Heads whose root the node holds: as the state on disk, or as it can be built."""
     damaged: tuple[str, ...] = ()
     wrong_state: str = ""
-    truth: Truth | None = field(default=None, compare=False, repr=False)
+    archive: VersionArchive | None = field(default=None, compare=False, repr=False)
 
     def roster(self, head: WeightsHead) -> bytes | None:
         """The blob with a head's roster, hashed again."""
-        if self.truth is None or not self.truth.blobs.has(head.roster):
+        if self.archive is None or not self.archive.blobs.has(head.roster):
             return None
-        data = self.truth.blobs.path(head.roster).read_bytes()
+        data = self.archive.blobs.path(head.roster).read_bytes()
         return data if blob_id(data) == head.roster else None
 
     def state(self, head: bytes) -> dict[str, TensorBytes] | None:
         """The weights of a version, built from what is here; none, if they cannot be."""
-        built = None if self.truth is None else _built(self.truth, head)
-        return None if built is None or self.truth is None else tensors(self.truth.flat, memoryview(built))
+        built = None if self.archive is None else _built(self.archive, head)
+        return (
+            None if built is None or self.archive is None else tensors(self.archive.flat, memoryview(built))
+        )
 
 
 def read_holdings(folder: Path, manifest: Opened[Manifest]) -> Holdings:
     """The store in a folder that no process uses."""
     heads: dict[bytes, KnownHead] = {}
     grants: list[TermGrant] = []
-    for kind, *told in _entries(folder / "heads"):
-        sealed = told if kind in {"head", "proof"} else told[1] if kind == "grant" else []
+    for kind, *rest in _entries(folder / "heads"):
+        sealed = rest if kind in {"head", "proof"} else rest[1] if kind == "grant" else []
         for each in sealed:
             head = KnownHead.of(bytes(each), manifest.id)
             heads.setdefault(head.id, head)
         if kind == "grant":
-            grants.append(decode(TermGrant, bytes(told[0])))
+            grants.append(decode(TermGrant, bytes(rest[0])))
     rules = Rules.of(manifest)
     try:
-        journal = Journal(folder / "heads", rules, None, durable=False)
+        journal = ChainLog(folder / "heads", rules, None, durable=False)
     except EchoError as error:
         return Holdings(tuple(heads.values()), tuple(grants), taken=str(error))
-    _, _, layout = read_papers(folder)
-    truth = Truth(FlatLayout(layout), _Evidence(folder / "blobs", durable=False), journal)
+    _, _, layout = read_metadata(folder)
+    archive = VersionArchive(FlatLayout(layout), _Evidence(folder / "blobs", durable=False), journal)
     chain = tuple(head.id for head in journal.follower.heads)
     current = folder / "current"
     held = bytes.fromhex(current.read_text("ascii").strip()) if current.exists() else None
     wrong = ""
     proven = set()
     if held is not None and held in heads:
-        root, marked = heads[held].told.root, folder / "state.whole"
-        in_state = _root_of(folder / "state", truth.flat) == root
+        root, marked = heads[held].message.root, folder / "state.whole"
+        in_state = _root_of(folder / "state", archive.flat) == root
         if not in_state and marked.exists() and marked.read_bytes() == held:
             wrong = f"the state on disk is marked whole and is not that of {heads[held]}"
-        built = _built(truth, held)
-        if in_state or (built is not None and _root(built, truth.flat) == root):
+        built = _built(archive, held)
+        if in_state or (built is not None and _root(built, archive.flat) == root):
             proven.add(held)
     return Holdings(
         tuple(heads.values()),
@@ -130,17 +136,17 @@ def read_holdings(folder: Path, manifest: Opened[Manifest]) -> Holdings:
         proven=frozenset(proven),
         damaged=tuple(_damaged(folder / "blobs")),
         wrong_state=wrong,
-        truth=truth,
+        archive=archive,
     )
 
 
-class _Evidence(BlobFolder):
+class _Evidence(BlobDir):
     """Blobs that stay as they are, damaged ones too: a node would take those away."""
 
     def read(self, blob: bytes, most: int = limits.FRAME_BYTES) -> bytes:
         if not self.is_right(blob, most):
             raise DamagedBlobError(f"{blob.hex()} has another hash")
-        return disk.read_whole(self.path(blob), most)
+        return files.read_whole(self.path(blob), most)
 
 
 def _entries(folder: Path) -> Iterator[list[Any]]:
@@ -166,11 +172,11 @@ def _root(data: bytes, flat: FlatLayout) -> bytes:
     return merkle_root([blob_id(bytes(view[each.offset : each.offset + each.size])) for each in flat.chunks])
 
 
-def _built(truth: Truth, head: bytes) -> bytes | None:
+def _built(archive: VersionArchive, head: bytes) -> bytes | None:
     """A version from nothing but blobs."""
     try:
-        passages = truth.passages(truth.way(head))
-        parts = [np.asarray(truth.build(passages, chunk)).tobytes() for chunk in truth.flat.chunks]
+        readers = archive.readers(archive.way(head))
+        parts = [np.asarray(archive.build(readers, chunk)).tobytes() for chunk in archive.flat.chunks]
     except (EchoError, ProtocolError, KeyError):
         return None
     return b"".join(parts)

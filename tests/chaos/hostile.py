@@ -1,9 +1,11 @@
-"""A hostile peer on the real network: `python -m tests.chaos.hostile KIND --state DIR --seed ADDR --run FOLDER --listen ADDR`.
+"""A hostile peer on the real network.
 
-It joins the swarm and the run like anybody and then does one thing as hard as it can until SIGTERM: makes up groups, floods,
-forges, replays, sends halves of messages and waits, or opens streams and connections by the thousand and keeps them. Each second
-it prints a line of JSON with what it has done. It gives way to other processes, since on a real network it would have a machine
-of its own.
+`python -m tests.chaos.hostile KIND --state DIR --seed ADDR --run FOLDER --listen ADDR`
+
+It joins the swarm and the run like anybody and then does one thing as hard as it can until SIGTERM:
+makes up groups, floods, forges, replays, sends halves of messages and waits, or opens streams and
+connections by the thousand and keeps them. Each second it prints a line of JSON with what it has
+done. It gives way to other processes, since on a real network it would have a machine of its own.
 """
 
 from __future__ import annotations
@@ -27,18 +29,20 @@ from libp2p.custom_types import TProtocol
 from libp2p.host.exceptions import HostException
 from multiaddr import Multiaddr
 
-from echo_node import embedded, program, state
 from echo_node.errors import EchoError, PeerError
+from echo_node.models import embedded
 from echo_node.net.base import ACCEPT, Message, Validation
-from echo_node.net.broken import BROKEN
 from echo_node.net.gossip.wire import PROTOCOL_ID as GOSSIP
 from echo_node.net.gossip.wire import Published, write_frame, write_length
-from echo_node.net.host import id_of
-from echo_node.net.libp2p import Libp2pNetwork, SwarmSettings, join_swarm
-from echo_node.net.outbox.deliveries import deliver
-from echo_node.net.reaching import autonat, circuit
-from echo_node.run import Run
-from echo_node.runfile import read_manifest
+from echo_node.net.libp2p import Libp2pNetwork, join_swarm
+from echo_node.net.outbox.direct_delivery import deliver
+from echo_node.net.reachability import autonat, circuit
+from echo_node.net.swarm import BROKEN, id_of
+from echo_node.net.swarm_settings import SwarmSettings
+from echo_node.runs.run import Run
+from echo_node.runs.spec import read_manifest
+from echo_node.runtime import exit_codes
+from echo_node.storage import state_dir
 from protocol import Delivery, encode, limits, topics
 from tests.chaos.lies import FEW, Heard, Liar
 
@@ -75,7 +79,7 @@ class Hostile:
     ) -> None:
         self._network = network
         self._run = run.id
-        self._trainers = run.told.trainers
+        self._trainers = run.manifest.trainers
         self._liar = liar
         self._heard = heard
         self._luck = luck
@@ -83,7 +87,7 @@ class Hostile:
         self.did: Counter[str] = Counter()
 
     async def join(self, seconds: float = JOIN_SECONDS) -> None:
-        """Tell whoever leads that it samples for this run, as every sampler does; the next head's roster has it then."""
+        """Join as every sampler does, so that the next head's roster has this key."""
         async with trio.open_nursery() as nursery:
             nursery.cancel_scope.deadline = trio.current_time() + seconds
             for trainer in self._trainers:
@@ -126,7 +130,10 @@ class Hostile:
         )
 
     async def forge(self) -> None:
-        """Groups, heads, verdicts, grants, receipts, heartbeats and joins in others' names; and it asks for votes."""
+        """Send groups, heads, verdicts, grants, receipts, heartbeats, joins in others' names.
+
+        It also asks for votes.
+        """
         await self._with_each(
             (
                 partial(self._gossip, make=self._liar.forgery),
@@ -136,7 +143,7 @@ class Hostile:
         )
 
     async def replay(self) -> None:
-        """What it has heard, again and again, the oldest too; and heads of long ago as if they were new."""
+        """Replay messages again and again, the oldest too, and old heads as if they were new."""
         await self._with_each(
             (partial(self._gossip, make=self._again), *[partial(self._deliver, make=self._again)] * IN_HAND)
         )
@@ -161,7 +168,7 @@ class Hostile:
     # With one peer
 
     async def _with_each(self, acts: Sequence[Act]) -> None:
-        """Do all of it to every peer that can be reached, for as long as it can be, again and again."""
+        """Attack every peer that can be reached, again and again."""
         busy: set[bytes] = set()
 
         async def bother(peer: bytes) -> None:
@@ -336,7 +343,7 @@ def main(words: Sequence[str]) -> None:
         "--luck", type=int, default=1, help="with the same luck it tells the same lies of what it hears"
     )
     wish = parser.parse_args(words)
-    program.run(partial(_be, wish), "hostile")
+    exit_codes.run(partial(_be, wish), "hostile")
 
 
 def _be(wish: argparse.Namespace) -> None:
@@ -347,12 +354,12 @@ def _be(wish: argparse.Namespace) -> None:
 
 
 async def _work(wish: argparse.Namespace) -> None:
-    identity = state.prepared(wish.state).identity()
+    identity = state_dir.prepared(wish.state).identity()
     run = Run.open(read_manifest(wish.run).sealed, embedded.folder(), jailed=False)
     luck, heard = random.Random(f"{wish.kind} {identity.peer_id} {wish.luck}"), Heard()
     tell("started", role="hostile", kind=wish.kind, peer_id=identity.peer_id)
     settings = SwarmSettings(listen=(wish.listen,), seeds=(wish.seed,), relay=False, wanted=32)
-    async with program.until_told_to_stop(), join_swarm(identity, settings) as network:
+    async with exit_codes.until_stop_signal(), join_swarm(identity, settings) as network:
         hostile = Hostile(network, run, Liar(run, identity, heard, luck), heard, luck)
         async with trio.open_nursery() as nursery:
             for task in (hostile.listen, hostile.seek, partial(hostile.tell, wish.kind)):

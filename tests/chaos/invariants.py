@@ -1,9 +1,10 @@
-"""What must hold after a chaos run, each as one small function from the evidence to what is wrong. `check` asks them all.
+"""What must hold after a chaos run: one function from the evidence to the violations for each.
 
     report = check(place)
     report.findings          # nothing: all hold
 
-Each says what it reads and what it cannot see. What is allowed and yet worth knowing is counted. It changes nothing.
+Each says what it reads and what it cannot see. What is allowed and yet worth knowing is counted. It
+changes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ Invariant = Callable[[Evidence, Branches, Counts], Iterator[Finding]]
 
 
 def check(place: Path, *, replay: bool = True) -> Report:
-    """All invariants, of the run in this folder. With `replay`, groups are drawn again, which needs torch and a while."""
+    """Check all invariants of the run in this folder.
+
+    With `replay`, groups are drawn again, which needs torch and a while.
+    """
     return check_evidence(read_evidence(place), replay=replay)
 
 
@@ -58,9 +62,10 @@ def readable(evidence: Evidence, _branches: Branches, _counts: Counts) -> Iterat
 def one_chain(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator[Finding]:
     """Versions form one chain of rising terms, and every node holds a verified prefix of it.
 
-    It reads every head and grant that any node has taken and checks signatures, leaders, majorities and links again, by rules of
-    its own; then each node's blobs by their hashes, and the state that it holds by its root. A node that was not running at the
-    end may be on a branch that a grant has left; that is counted. It cannot see heads that were signed and reached nobody.
+    It reads every head and grant that any node has taken and checks signatures, leaders, majorities
+    and links again, by rules of its own; then each node's blobs by their hashes, and the state that
+    it holds by its root. A node that was not running at the end may be on a branch that a grant has
+    left; that is counted. It cannot see heads that were signed and reached nobody.
     """
     for text in problems_of_chain(branches):
         yield Finding("one-chain", None, text)
@@ -98,9 +103,10 @@ def one_chain(evidence: Evidence, branches: Branches, counts: Counts) -> Iterato
 def honest_are_heard(evidence: Evidence, _branches: Branches, counts: Counts) -> Iterator[Finding]:
     """No honest peer was muted by anybody, nor a group of one found dishonest.
 
-    It reads what nodes told (`muted` events of each, and whom a trainer names in its progress), the lines that they logged, the
-    verdicts in trainers' journals and those in verifiers' ledgers. Nodes look once a second, and the shortest mute is far longer;
-    it cannot see one that a node was killed within a second of.
+    It reads what nodes told (`muted` events of each, and whom a trainer names in its progress), the
+    lines that they logged, the verdicts in trainers' journals and those in verifiers' ledgers.
+    Nodes look once a second, and the shortest mute is far longer; it cannot see one that a node was
+    killed within a second of.
     """
     honest = {node.peer_id: node.name for node in evidence.nodes if node.honest}
     for node in evidence.nodes:
@@ -142,8 +148,9 @@ def _muted_by(node: NodeEvidence) -> Iterator[tuple[str, str]]:
 def progress(evidence: Evidence, _branches: Branches, counts: Counts) -> Iterator[Finding]:
     """Every honest node that ran at the end did its work after the last fault, within the bound.
 
-    It comes to a version beyond all that anybody had told of by then; a sampler also has another group accepted. Of a seed there
-    is nothing to see but that it runs. It reads what nodes told, by the harness's clock.
+    It comes to a version beyond all that anybody had told of by then; a sampler also has another
+    group accepted. Of a seed there is nothing to see but that it runs. It reads what nodes told, by
+    the harness's clock.
     """
     last = max(
         (each["at"] for each in evidence.timeline if each.get("what") in {"fault", "heal"}), default=0.0
@@ -179,7 +186,10 @@ def alive_at_end(evidence: Evidence) -> list[str]:
 
 
 def _first_progress(node: NodeEvidence, since: float, reached: int) -> float | None:
-    """When, after this time, it first told of a version beyond this; and, as a sampler, had one more group accepted."""
+    """Return when, after this time, a node first reported a version beyond this one.
+
+    A sampler must also have had one more group accepted.
+    """
     accepted, works = 0, node.role != "sampler"
     for told in node.events:
         if told.get("event") == "started":

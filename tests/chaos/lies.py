@@ -1,6 +1,6 @@
-"""What a hostile peer says: garbage, groups that nobody drew, and messages in the names of others. Seeded, and pure.
+"""Messages of a hostile peer: garbage, made-up groups, forgeries. Seeded and pure.
 
-Lies are made of what was heard, so that they differ from the truth in as little as possible. It knows no network.
+Lies are made of what was heard, so that they differ from the truth in as little as possible.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_node.run import Run
+from echo_node.runs.run import Run
 from protocol import (
     ZERO,
     Ballot,
@@ -86,7 +86,7 @@ class Liar:
     def __init__(self, run: Run, identity: Identity, heard: Heard, luck: random.Random) -> None:
         self._asks = run
         self._run = run.id
-        self._told = run.told
+        self._told = run.manifest
         self._identity = identity
         self._heard = heard
         self._luck = luck
@@ -103,7 +103,7 @@ class Liar:
         return seal(Join("hostile", self._engine, ZERO, ""), self._identity, self._run)
 
     def made_up(self) -> tuple[str, bytes] | None:
-        """Its next slots under the newest head, right in everything but that nobody drew what they say."""
+        """Make its next slots under the newest head, right in everything but the drawing."""
         if (head := self._head()) is None:
             return None
         if head.id != self._under:
@@ -148,7 +148,7 @@ class Liar:
     # Floods
 
     def garbage(self) -> tuple[str, bytes]:
-        """Bytes that are nothing, or a message of a proper form whose body is nothing, properly signed."""
+        """Make bytes that do not parse, or a signed message of a proper form with a random body."""
         cargo = self._luck.choice(topics.CARGOES)
         body = self._luck.randbytes(self._luck.randrange(1, 2_000))
         if self._luck.random() < 0.5:
@@ -232,7 +232,7 @@ class Liar:
         return topics.GROUPS, write_batch([self._as(true.signer, other)])
 
     def _forged_head(self) -> tuple[str, bytes] | None:
-        """The next version, with weights that nobody has; or another one in the place of the newest."""
+        """Make the next version with weights that nobody has, or a fork of the newest."""
         head = self._head()
         if head is None:
             return None

@@ -1,5 +1,6 @@
-"""What goes wrong in a chaos run, and when: a plan that is drawn from a seed before anything starts, so that it can be shown,
-repeated and argued about; and the hand that carries it out.
+"""The plan of faults of a chaos run, and what carries it out.
+
+The plan is drawn from a seed before anything starts, so that it can be shown and repeated.
 
 It knows how faults fall upon nodes in time, and nothing of how they are done.
 """
@@ -62,8 +63,10 @@ def plan(seed: int, parts: Sequence[Part], seconds: float, kinds: Sequence[str] 
 
 
 def faults(seed: int, parts: Sequence[Part], kinds: Sequence[str] = KINDS) -> Iterator[Fault]:
-    """Faults without end, in the order of their times. Every kind comes before any comes again, a failover first of all within
-    seconds; no node has two of its own at once.
+    """Yield faults without end, in the order of their times.
+
+    Every kind comes before any comes again, a failover first of all within seconds; no node has two
+    of its own at once.
     """
     luck = random.Random(f"chaos {seed}")
     deck, busy = luck.sample(kinds, len(kinds)), dict[str, float]()
@@ -157,7 +160,10 @@ def _seconds(least: float, most: float, luck: random.Random) -> float:
 
 
 class Nemesis:
-    """Carries out faults as their time comes; `do` is a context that is entered for each, for as long as it lasts."""
+    """Carry out faults at their times.
+
+    `do` is a context that is entered for each, for as long as it lasts.
+    """
 
     def __init__(self, do) -> None:
         self._do = do

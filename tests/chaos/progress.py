@@ -1,7 +1,7 @@
-"""Whether a swarm works: when it has come up, and whether every node that lives gets on once nothing goes wrong any more.
+"""Whether a swarm makes progress: that it has come up, and that every living node recovers.
 
-What counts is what nodes say themselves: versions for those that train and follow, groups accepted, verdicts given.
-It knows nothing of faults.
+What counts is what nodes say themselves: versions for those that train and follow, groups accepted,
+verdicts given.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Groups drawn again: that honest samplers had the weights of the head that they name in their engines, by the groups themselves.
+"""Replay groups: honest samplers had the weights of the head that they name in their engines.
 
-The luck of a slot is fixed by its head, so whoever has that head's weights draws these tokens, and nobody else does. Weights
-are built from the blobs in some node's store, and have the head's root. It needs torch.
+The luck of a slot is fixed by its head, so whoever has that head's weights draws these tokens, and
+nobody else does. Weights are built from the blobs in some node's store, and have the head's root.
+It needs torch.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Final
 
-from echo_node import embedded
-from echo_node.admission import Admitted
 from echo_node.engine.base import Engine
-from echo_node.engine.kinds import EngineSpec, make_engine
-from echo_node.run import Run
-from echo_node.verifier.judging import Judge
-from echo_node.weights.state import root_of
+from echo_node.engine.engine_classes import EngineSpec, make_engine
+from echo_node.models import embedded
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.run import Run
+from echo_node.verifier.replay_check import ReplayCheck
+from echo_node.weights.tensors import root_of
 from protocol import Envelope, Opened, ProtocolError, TrajectoryGroup
 from tests.chaos.branches import Branches
 from tests.chaos.evidence import Evidence
@@ -29,10 +30,11 @@ ROWS: Final = 16
 
 
 def drawn_at_the_named_head(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator[Finding]:
-    """Groups of honest samplers whose bytes are kept come out again from the weights of the head that they name.
+    """Kept groups of honest samplers come out again from the weights of the head that they name.
 
-    Bytes are kept of what waits, of batches since the last checkpoint, and of what an outbox may have to send again: the newest
-    of a run. Of these as many as `MOST`; those whose head nobody can build any more are counted.
+    Bytes are kept of what waits, of batches since the last checkpoint, and of what an outbox may
+    have to send again: the newest of a run. Of these as many as `MOST`; those whose head nobody can
+    build any more are counted.
     """
     kept = _kept(evidence)
     engine = make_engine(EngineSpec("torch/f32", embedded.folder(), "cpu", ROWS, 1))
@@ -43,7 +45,7 @@ def drawn_at_the_named_head(evidence: Evidence, branches: Branches, counts: Coun
                 raise LookupError
             return engine
 
-        judge = Judge(run, at)
+        judge = ReplayCheck(run, at)
         for head, groups in itertools.groupby(kept, key=lambda group: group.message.heads[0]):
             if head not in branches.heads or not _load(evidence, branches, head, engine):
                 counts["groups whose weights nobody can build"] += sum(1 for _ in groups)
@@ -51,7 +53,7 @@ def drawn_at_the_named_head(evidence: Evidence, branches: Branches, counts: Coun
             for group in groups:
                 prompt, _ = run.prompt(run.slot_key(head, group.signer, group.message.slot))
                 try:
-                    found = judge.judge(Admitted(group, branches.heads[head].told.step, prompt))
+                    found = judge.check(RolloutRecord.of(group, branches.heads[head].message.step, prompt))
                 except LookupError:
                     counts["groups of several heads, not drawn again"] += 1
                     continue
@@ -89,7 +91,7 @@ def _in_turn(shares: list[list[bytes]]) -> Iterator[bytes]:
 def _load(evidence: Evidence, branches: Branches, head: bytes, engine: Engine) -> bool:
     for node in evidence.nodes:
         state = node.holdings.state(head) if node.holdings else None
-        if state is not None and root_of(state) == branches.heads[head].told.root:
+        if state is not None and root_of(state) == branches.heads[head].message.root:
             engine.load(head, state)
             return True
     return False

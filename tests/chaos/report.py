@@ -1,4 +1,4 @@
-"""What a checker has to say: what must not be, and what is allowed and yet worth knowing, counted."""
+"""The report of a checker: violations, and counts of what is allowed and worth knowing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Counts = Counter[str]
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that must not be: which invariant, at which node if it is one's, and what exactly."""
+    """A violation: which invariant, at which node if it is one node's, and what exactly."""
 
     invariant: str
     node: str | None

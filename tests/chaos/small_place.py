@@ -1,7 +1,9 @@
-"""A true place, made in one process within seconds: two trainers, two samplers and a verifier in the shipped in-process network.
+"""A real run folder, made in one process within seconds on the in-memory network.
 
-The leader is ended in the middle of things, so that there is a change of leaders to account for; the other trains on. Nodes are
-real, as is what they leave; only the harness around them is small.
+Two trainers, two samplers and a verifier.
+
+The leader is ended in the middle of things, so that there is a change of leaders to account for;
+the other trains on. Nodes are real, as is what they leave; only the harness around them is small.
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ from unittest.mock import patch
 
 import trio
 
-from echo_node import embedded
-from echo_node.engine.kinds import EngineSpec, make_engine
-from echo_node.events import Events, ToldSteps
-from echo_node.ledger import Ledger
-from echo_node.metrics import Records
+from echo_node.credit.ledger import Ledger
+from echo_node.engine.engine_classes import EngineSpec, make_engine
+from echo_node.models import embedded
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
-from echo_node.runfile import MANIFEST
-from echo_node.trainer.keeping import Keeping
+from echo_node.runs.spec import MANIFEST
+from echo_node.telemetry.events import Events, StepEvents
+from echo_node.telemetry.metrics import Records
+from echo_node.trainer.checkpoint_schedule import CheckpointSchedule
 from protocol.manifest import Terms, Verification
 from tests.crafting import SAMPLERS, TRAINER, changed_run, identity, open_run
 
@@ -59,7 +61,7 @@ class Harness:
         self.place, self.run = place, run
         self._began = time.monotonic()
         (place / "run").mkdir(parents=True)
-        (place / "run" / MANIFEST).write_bytes(run.manifest.sealed)
+        (place / "run" / MANIFEST).write_bytes(run.sealed_manifest.sealed)
         nodes = {
             name: {"role": role, "peer_id": who.peer_id, "engine": None, "honest": True}
             for name, (role, who) in NAMES.items()
@@ -131,7 +133,7 @@ async def _live(harness: Harness) -> None:
             with _engine() as engine, Ledger(harness.folder("verifier") / "ledger.sqlite") as ledger:
                 await node.verify(engine=engine, ledger=ledger)
 
-        steps = {name: Records(writers=[ToldSteps(harness.events(name))]) for name in ("trainer", "standby")}
+        steps = {name: Records(writers=[StepEvents(harness.events(name))]) for name in ("trainer", "standby")}
 
         async def train(name, node):
             await node.train(
@@ -164,7 +166,11 @@ async def _nothing(*_: object) -> None:
 
 
 def make_place(place: Path) -> Path:
-    """A place in this folder. Its trainers end as if they were killed: without a last checkpoint, with the bytes of their groups."""
-    with patch.object(Keeping, "keep_the_last", _nothing):
+    """Make a run in this folder.
+
+    Its trainers end as if they were killed: without a last checkpoint, with the bytes of their
+    groups.
+    """
+    with patch.object(CheckpointSchedule, "save_final", _nothing):
         trio.run(_live, Harness(place, small_run()))
     return place

@@ -1,4 +1,4 @@
-"""What a long run shows: how memory, open files, disk and lag of each node change with time, as a slope by the hour.
+"""Measures of a long run: slopes per hour of memory, open files, disk and lag of each node.
 
 It measures and computes; it knows nothing of what is done to the nodes.
 """
@@ -49,21 +49,22 @@ class Soak:
         return f"head {head}: {', '.join(words)}"
 
     def slopes(self) -> dict[str, dict[str, float]]:
-        """By node: how much of each measure comes on top in an hour, over its longest life; the first tenth is left out, in
-        which a node fills its caches.
+        """Return the growth per hour of each measure, by node, over its longest life.
+
+        The first tenth is left out, in which a node fills its caches.
         """
-        told: dict[str, dict[str, float]] = {}
+        found: dict[str, dict[str, float]] = {}
         for name in self._swarm.members:
             lives = [points for (of, _), points in self._points.items() if of == name]
             longest = max(lives, key=len, default=[])
             kept = longest[len(longest) // 10 :]
             if len(kept) >= LEAST:
                 hours = [point["at"] / 3600 for point in kept]
-                told[name] = {
+                found[name] = {
                     f"{each}_per_hour": round(slope(hours, [point[each] for point in kept]), 3)
                     for each in MEASURES
                 } | {"minutes": round((hours[-1] - hours[0]) * 60, 1)}
-        return told
+        return found
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float:

@@ -1,7 +1,9 @@
-"""The nodes of a chaos run: `echo-node join --json`, each on a machine, a disk and a clock of its own, and started again when
-it ends, as a service manager does. What each says is written down with the time at which it was heard.
+"""The nodes of a chaos run: `echo-node join --json` on a machine, disk and clock of their own.
 
-A node may end by itself only while a fault excuses it, and only in words. It knows nothing of when faults come.
+A node that ends is started again, as a service manager does. Its events are written down with the
+time at which they were read.
+
+A node may end by itself only while a fault excuses it, and only in words.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from typing import Any, Final
 import psutil
 import trio
 
-from echo_node.runfile import RunFile, new_run, write_run
-from echo_node.state import prepared
+from echo_node.runs.spec import RunSpec, new_run, write_run
+from echo_node.storage.state_dir import prepared
 from tests.chaos.clock import Clock
 from tests.chaos.disks import Damage, Disk
 from tests.chaos.timeline import Timeline
@@ -36,7 +38,10 @@ GRACE_SECONDS: Final = 20.0
 """In which a fault that is over still excuses an end."""
 STOP_SECONDS: Final = 60.0
 READ_SECONDS: Final = 5.0
-"""For what a node that has ended said last: a process that it left behind may hold its standard output."""
+"""Seconds to read the last output of a node that has ended.
+
+A process that it left behind may hold its standard output.
+"""
 KEPT_EVENTS: Final = 400
 """Events of a node that are kept in memory; all of them are in its file."""
 TRACEBACK: Final = "Traceback (most recent call last)"
@@ -105,7 +110,10 @@ class Heard(NodeProcess):
 
     @property
     def refuses_its_state(self) -> bool:
-        """Whether what was done to its state has kept it from working so far. It may be among peers before it looks."""
+        """Whether damage to its state has kept it from working so far.
+
+        It may be among peers before it reads its state.
+        """
         return self.damage is not None and not any("version" in each for each in self.all("progress"))
 
     def _tell(self) -> None:
@@ -227,7 +235,7 @@ class Swarm:
     def _make_run(self) -> None:
         trainers = self.of_role("trainer")
         author = prepared(trainers[0].state).identity()
-        told = RunFile(
+        told = RunSpec(
             name="a swarm under fire",
             trainers=[each.peer_id for each in trainers],
             verifiers=[each.peer_id for each in self.of_role("verifier")],
@@ -275,7 +283,7 @@ class Swarm:
     def _command(self, member: Member) -> list[str]:
         seeds = [each.address for each in self.of_role("bootstrap") if each is not member]
         return [
-            *(sys.executable, "-m", "echo_node.cli", "join", *member.part.words(), "--json"),
+            *(sys.executable, "-m", "echo_node", "join", *member.part.words(), "--json"),
             *("--listen", f"/ip4/{member.machine.address}/tcp/{PORT}", "--state", str(member.state)),
             *(word for seed in seeds for word in ("--seed", seed)),
             *(() if member.part.role == "bootstrap" else (str(self.run),)),

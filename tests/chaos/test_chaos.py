@@ -218,7 +218,7 @@ async def test_no_weather_outlasts_its_fault_whether_that_is_healed_or_cut_short
 
 
 def test_a_node_whose_state_was_damaged_may_refuse_it_until_it_works(tmp_path):
-    """Among peers it may be before it has looked at its state, however long that takes on a busy machine."""
+    """A node may be among peers before it reads its state, however long that takes."""
     heard = Heard("one", None, tmp_path / "stderr", tmp_path / "events", SimpleNamespace(now=0.0))
     heard.events = [{"event": "progress", "peers": 9}]
     assert not heard.refuses_its_state, "nothing was done to it"

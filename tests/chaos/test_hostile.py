@@ -14,14 +14,16 @@ from functools import partial
 import pytest
 import trio
 
-from echo_node import embedded
-from echo_node.admission import Admission, Admitted
-from echo_node.engine.kinds import EngineSpec, make_engine
+from echo_node.engine.engine_classes import EngineSpec, make_engine
+from echo_node.models import embedded
 from echo_node.net.base import ACCEPT
-from echo_node.net.libp2p import SwarmSettings, join_swarm
-from echo_node.runfile import MANIFEST
-from echo_node.verifier.judging import Judge
-from echo_node.weights.local import read_folder
+from echo_node.net.libp2p import join_swarm
+from echo_node.net.swarm_settings import SwarmSettings
+from echo_node.rollouts.admission import Admission
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.spec import MANIFEST
+from echo_node.verifier.replay_check import ReplayCheck
+from echo_node.weights.open_store import read_folder
 from protocol import (
     Envelope,
     Figures,
@@ -98,11 +100,11 @@ def test_what_it_makes_up_is_let_in_as_a_members_and_condemned_by_whoever_draws_
     admission.published(head, Roster((Member(join.signer, join.message.engine, join.id),)))
     made = [each for _ in range(4) for each in read_batch(liar.made_up()[1])]
     admitted = [admission.judge(each) for each in made]
-    assert all(isinstance(each, Admitted) for each in admitted), admitted
+    assert all(isinstance(each, RolloutRecord) for each in admitted), admitted
     with closing(make_engine(EngineSpec("torch/f32", embedded.folder(), "cpu", 16, 1))) as engine:
         engine.load(head.id, read_folder(embedded.folder()))
-        judge = Judge(run, lambda _: engine)
-        breaches = [judge.judge(each).breach for each in admitted]
+        judge = ReplayCheck(run, lambda _: engine)
+        breaches = [judge.check(each).breach for each in admitted]
     assert all(breach.sure for breach in breaches), breaches
 
 
@@ -167,7 +169,7 @@ async def hostile_lines(kind, folder, address, enough):
 async def test_while_six_of_them_do_their_worst_an_honest_peer_is_heard_and_answered(tmp_path):
     run = small_run()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / MANIFEST).write_bytes(run.manifest.sealed)
+    (tmp_path / "run" / MANIFEST).write_bytes(run.sealed_manifest.sealed)
     did: dict[str, dict] = {}
 
     async def echo(_peer, data):
@@ -197,7 +199,7 @@ async def test_while_six_of_them_do_their_worst_an_honest_peer_is_heard_and_answ
                     did[kind] = (await hostile_lines(kind, tmp_path, victim.addresses[0], enough))[-1]
 
                 async def be_heard():
-                    """Heads of the honest peer arrive, and its questions are answered, whatever else goes on."""
+                    """Heads of the honest peer arrive, and its requests are answered."""
                     while len(did) < len(KINDS):
                         head = chain.next(ANN)
                         await honest.publish(topic, head.sealed)

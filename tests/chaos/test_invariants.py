@@ -1,4 +1,4 @@
-"""Every invariant can fail: a true place is damaged in one way at a time, and exactly that one says so, in words that name it."""
+"""Every invariant can fail: a run is damaged in one way, and exactly that one reports it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def group_changed(evidence, name, id_, **changes):
 
 
 def some_trained(evidence, trainer="standby", has="id"):
-    """A group of the newest version that this trainer made, of those of which its journal has that."""
+    """Return a group of the newest version of this trainer that its journal still holds."""
     trained = Branches(evidence).trained
     return next(
         each[0]
@@ -74,14 +74,14 @@ def with_head(evidence, name, head):
     return evidence.changed(name, holdings=replace(held, heads=(*held.heads, head)))
 
 
-def signed_head(told, who, run):
-    return KnownHead.of(seal(told, who, run), run)
+def signed_head(head, who, run):
+    return KnownHead.of(seal(head, who, run), run)
 
 
 def tip_changed(evidence, **changes):
     """The newest head said otherwise, and everybody has it so."""
     old = Branches(evidence).chain[-1]
-    new = signed_head(replace(old.told, **changes), HEIR, evidence.manifest.id)
+    new = signed_head(replace(old.message, **changes), HEIR, evidence.manifest.id)
 
     def swapped(ids):
         return tuple(new.id if each == old.id else each for each in ids)
@@ -91,9 +91,11 @@ def tip_changed(evidence, **changes):
         if held is None:
             continue
         heads = tuple(new if each.id == old.id else each for each in held.heads)
-        told = {"chain": swapped(held.chain), "proven": frozenset(swapped(held.proven))}
+        changed = {"chain": swapped(held.chain), "proven": frozenset(swapped(held.proven))}
         current = new.id if held.current == old.id else held.current
-        evidence = evidence.changed(node.name, holdings=replace(held, heads=heads, current=current, **told))
+        evidence = evidence.changed(
+            node.name, holdings=replace(held, heads=heads, current=current, **changed)
+        )
     return evidence
 
 
@@ -163,18 +165,18 @@ def test_a_group_in_two_versions_is_found(truth):
     tip, parent = branches.chain[-1], branches.chain[-2]
     node = truth.node("standby").trainer
     trained = sum(branches.trained.values(), ())
-    once = next(each for each in trained if each.trainer == "standby" and each.version < tip.told.version)
-    others = tuple(each for each in node.batches if each.version < tip.told.version)
+    once = next(each for each in trained if each.trainer == "standby" and each.version < tip.message.version)
+    others = tuple(each for each in node.batches if each.version < tip.message.version)
     number = node.batches[-1].number + 1
     again = replace(
-        others[-1], number=number, version=tip.told.version, tip=parent.id, groups=(once.group.id,)
+        others[-1], number=number, version=tip.message.version, tip=parent.id, groups=(once.group.id,)
     )
     committed = tip_changed(truth, groups=merkle_root([once.group.id]))
     patient = replace(
         committed, staleness=100
     )  # by now it is stale as well, which is another test's business
     twice = trainer_changed(patient, "standby", batches=(*others, again))
-    versions = f"[{once.version}, {tip.told.version}]"
+    versions = f"[{once.version}, {tip.message.version}]"
     found(twice, "acknowledged", None, once.group.id.hex()[:12], "2 times", versions)
 
 
@@ -252,7 +254,7 @@ def test_a_stale_group_is_found(truth):
 def test_a_group_of_a_branch_that_was_left_is_found(truth):
     each, branches = some_trained(truth), Branches(truth)
     base = branches.chain[1]
-    left = signed_head(replace(base.told, luck=b"l" * 32), TRAINER, truth.manifest.id)
+    left = signed_head(replace(base.message, luck=b"l" * 32), TRAINER, truth.manifest.id)
     forked = group_changed(truth, "standby", each.group.id, head=left.id)
     found(
         distrusting(forked, truth.name_of(each.group.sampler)),
@@ -294,7 +296,7 @@ def test_bytes_of_another_group_are_found(truth):
 
 def test_groups_of_somebody_who_never_joined_are_found(truth):
     for name in NAMES:
-        truth = truth.changed(name, holdings=replace(truth.node(name).holdings, truth=None))
+        truth = truth.changed(name, holdings=replace(truth.node(name).holdings, archive=None))
     for name in ("trainer", "standby"):
         truth = trainer_changed(truth, name, joins=())
     found(truth, "signed", "standby", "has not joined")
@@ -342,15 +344,15 @@ def test_a_verdict_on_disk_that_was_there_before_the_batch_is_found_and_what_a_c
 
 def test_two_heads_of_one_parent_are_found(truth):
     tip = Branches(truth).chain[-1]
-    other = signed_head(replace(tip.told, luck=b"x" * 32), HEIR, truth.manifest.id)
+    other = signed_head(replace(tip.message, luck=b"x" * 32), HEIR, truth.manifest.id)
     found(with_head(truth, "ann", other), "one-chain", None, str(tip), str(other))
 
 
 def test_a_term_that_falls_is_found(truth):
     tip = Branches(truth).chain[-1]
-    told = replace(tip.told, previous=tip.id, version=tip.told.version + 1, term=1)
+    head = replace(tip.message, previous=tip.id, version=tip.message.version + 1, term=1)
     found(
-        with_head(truth, "bob", signed_head(told, TRAINER, truth.manifest.id)),
+        with_head(truth, "bob", signed_head(head, TRAINER, truth.manifest.id)),
         "one-chain",
         None,
         "the term falls",
@@ -360,9 +362,9 @@ def test_a_term_that_falls_is_found(truth):
 
 def test_a_head_of_another_key_than_the_leaders_is_found(truth):
     tip = Branches(truth).chain[-1]
-    told = replace(tip.told, previous=tip.id, version=tip.told.version + 1, groups=merkle_root([]))
+    head = replace(tip.message, previous=tip.id, version=tip.message.version + 1, groups=merkle_root([]))
     found(
-        with_head(truth, "bob", signed_head(told, TRAINER, truth.manifest.id)),
+        with_head(truth, "bob", signed_head(head, TRAINER, truth.manifest.id)),
         "one-chain",
         None,
         "trainer, who did not lead",
@@ -392,7 +394,7 @@ def test_a_grant_without_a_majority_or_with_a_forged_ballot_is_found(truth):
 
 def test_a_node_on_a_branch_that_was_left_is_found_if_it_ran_at_the_end(truth):
     left = Branches(truth).chain[3]
-    other = signed_head(replace(left.told, luck=b"y" * 32), TRAINER, truth.manifest.id)
+    other = signed_head(replace(left.message, luck=b"y" * 32), TRAINER, truth.manifest.id)
     held = truth.node("verifier").holdings
     lost = truth.changed(
         "verifier", holdings=replace(held, heads=(*held.heads, other), chain=(*held.chain[:3], other.id))
@@ -474,8 +476,8 @@ def test_an_honest_peer_that_was_muted_or_condemned_is_found(truth, how):
 
 def test_a_hostile_peer_that_was_muted_is_counted(truth):
     event = {"event": "muted", "at": 1.0, "peer_id": truth.node("ann").peer_id, "reasons": {"malformed": 9}}
-    told = distrusting(truth, "ann").changed("bob", events=(event, *truth.node("bob").events))
-    report = check_evidence(told)
+    evidence = distrusting(truth, "ann").changed("bob", events=(event, *truth.node("bob").events))
+    report = check_evidence(evidence)
     assert (report.findings, report.counts["mutes of hostile peers"]) == ([], 1)
 
 

@@ -1,6 +1,6 @@
-"""What happened in a chaos run, in the order in which it happened: a line for people on the terminal, a line of JSON in the file.
+"""The timeline of a chaos run: a line for people on the terminal, a line of JSON in the file.
 
-Times are seconds since the run began, by the clock that never jumps. It knows nothing of faults or nodes.
+Times are seconds since the run began, by the clock that never jumps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""The network between the machines of a chaos run: one process that holds the far end of every machine's only link (a TUN
-device) and passes IP packets on by their destination. Whatever the weather does, it does by rules here: a packet is dropped,
-kept for a while, or let overtake. A partition is a rule that drops everything, and nothing else.
+"""The network between the machines of a chaos run: one process that forwards IP packets.
 
-As a program it is the relay, told what to do on stdin, a line of JSON each; `Weather` is the hand that starts and tells it.
-It knows machines by number: number n has the address that ends in n + 1.
+It holds the far end of every machine's only link (a TUN device) and forwards packets by their
+destination. Faults are rules: a packet is dropped, delayed, or overtaken. A partition is a rule
+that drops everything.
+
+As a program it is the relay, told what to do on stdin, a line of JSON each; `Weather` is the hand
+that starts and tells it. It knows machines by number: number n has the address that ends in n + 1.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ class WeatherError(RuntimeError):
 
 @dataclass(frozen=True)
 class Rule:
-    """What happens to packets from some machines to others. Rules add up; `drop` and `overtaken` are shares of packets."""
+    """A rule for packets from some machines to others.
+
+    Rules add up; `drop` and `overtaken` are shares of packets.
+    """
 
     senders: tuple[int, ...]
     receivers: tuple[int, ...]
@@ -188,10 +193,10 @@ class Relay:
         self._counts["packets"] += 1
         self._counts["bytes"] += len(packet)
 
-    def _obey(self, told: dict[str, Any]) -> None:
-        if "add" in told:
-            self._rules[told["add"]] = Rule(**told["rule"])
-        self._rules.pop(told.get("remove", 0), None)
+    def _obey(self, command: dict[str, Any]) -> None:
+        if "add" in command:
+            self._rules[command["add"]] = Rule(**command["rule"])
+        self._rules.pop(command.get("remove", 0), None)
         self._between = together(self._rules.values())
         _answer(dict(self._counts))
 
@@ -219,7 +224,10 @@ def _answer(counts: dict[str, int]) -> None:
 
 
 def link_of(namespace: str) -> int:
-    """A TUN device in a namespace, which this process enters for good; whoever holds the file is the other end of the wire."""
+    """Open a TUN device in a namespace, which this process enters for good.
+
+    Whoever holds the file is the other end of the wire.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     there = os.open(f"/run/netns/{namespace}", os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,7 +1,9 @@
-"""Where a chaos run takes place: machines in network namespaces of their own, each with one address and one link, and the
-weather between them; and a mount namespace for the disks, so that nothing stays mounted, however the run ends.
+"""Where a chaos run takes place: machines in network namespaces, and their disks.
 
-What a killed run left behind, the next one takes away. It knows nothing of what runs on the machines.
+Each machine has one address and one link. The disks are in a mount namespace, so that nothing stays
+mounted, however the run ends.
+
+What a killed run left behind, the next one takes away.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from tests.chaos.weather import DEVICE, MTU, Weather, WeatherError
 from tests.net.namespaces import PREFIX, WORLD, Machine, _ip, _sweep
 
 OWNER: Final = "ECHO_CHAOS_OWNER"
-"""In the environment of every process of a run: the process that started it. It finds grandchildren too."""
+"""Environment variable of every process of a run: the process that started it.
+
+It finds grandchildren too.
+"""
 _NEW_MOUNTS: Final = 0x00020000
 _PRIVATE_ALL_THE_WAY: Final = 0x40000 | 0x4000
 
@@ -88,7 +93,7 @@ def check_that_it_can_be() -> None:
 
 
 def own_mounts() -> None:
-    """From now on, what this process mounts is seen by it and its children alone, and gone with them."""
+    """Make this process's mounts visible to it and its children alone, and gone with them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_MOUNTS) or libc.mount(b"none", b"/", None, _PRIVATE_ALL_THE_WAY, None):
         raise NoWorldError(f"this machine makes no mount namespaces: {os.strerror(ctypes.get_errno())}")
@@ -103,13 +108,13 @@ def sweep() -> None:
 def end_all(is_meant) -> list[str]:
     """End every process whose owner is meant; the command lines of those that there were."""
     left = [process for process in psutil.process_iter() if (owner := _owner(process)) and is_meant(owner)]
-    told = []
+    found = []
     for process in left:
         with suppress(psutil.Error):
-            told.append(" ".join(process.cmdline())[:200])
+            found.append(" ".join(process.cmdline())[:200])
             process.kill()
     psutil.wait_procs(left, timeout=5)
-    return told
+    return found
 
 
 def _owner(process: psutil.Process) -> int:

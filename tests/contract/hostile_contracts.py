@@ -1,4 +1,4 @@
-"""Contracts that do what a contract should not. The tests install this file as a package of its own (`hostile`)."""
+"""Contracts that do what a contract should not. The tests install this file as `hostile`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from echo_node.contract import Contract, Prompt, Score
 
 
 class Executing(Contract):
-    """It executes what it scores, as careless scorers do: `value` and `told` are what the text leaves behind."""
+    """Executes what it scores, as careless scorers do.
+
+    `value` and `told` are what the text leaves behind.
+    """
 
     name, version = "executing", "1"
 

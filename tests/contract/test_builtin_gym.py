@@ -1,4 +1,4 @@
-"""reasoning-gym behind its allow-list: the same everywhere, unmoved by hostile text, and closed to what runs it."""
+"""reasoning-gym behind its allow-list: deterministic, and unmoved by hostile text."""
 
 from __future__ import annotations
 

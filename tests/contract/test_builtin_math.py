@@ -1,4 +1,4 @@
-"""`math`: answers that are equal are equal, and nothing that a stranger writes is worked out without bound."""
+"""`math`: equal answers are equal, and no text of a stranger is computed without bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a contract may say beyond a text and a number: a system prompt, a chat, and a shaped score."""
+"""What a contract may return beyond a text and a number: system prompt, chat, shaped score."""
 
 from __future__ import annotations
 

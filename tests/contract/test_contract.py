@@ -1,4 +1,4 @@
-"""What an author of a contract can rely on, and what the program does with contracts that it does not trust."""
+"""The interface for authors of contracts, and how untrusted contracts are treated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KEY = bytes(range(32))
 
 
 class Length(Contract):
-    """As a user would write it: worth as much as the share of `most` characters that were written."""
+    """A user's contract: the score is the share of `most` characters that were written."""
 
     name, version = "length", "1"
 

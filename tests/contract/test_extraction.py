@@ -1,4 +1,4 @@
-"""The answer in a completion: the last one that is whole, found in one pass through whatever was written."""
+"""The answer in a completion: the last whole one, found in one pass."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_follows_a_whole_answer_and_is_none_leaves_it(text, after, way):
     ids=ascii,
 )
 def test_a_megabyte_of_marks_is_read_once(way, piece):
-    """With the square of its length this would take hours, and the test's own deadline is two minutes."""
+    """Quadratic time would take hours; the test's own deadline is two minutes."""
     text = piece * (1_000_000 // len(piece))
     answer = extract(text, way)
     assert answer is None or answer in text

@@ -1,4 +1,4 @@
-"""Completions that try to do something, against every contract that ships: worth the least, with a reason, and nothing happens."""
+"""Hostile completions against every contract that ships: the least score, and no effect."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Each layer of the jail is there for something: with it, a text is held; without it, and those that overlap, not.
+"""Each layer of the jail: with it, an attack is held; without it and those that overlap, it is not.
 
-What overlaps: TCP is kept by Landlock, the namespace and seccomp; UDP by the namespace and seccomp; writing, making and
-removing files by Landlock and seccomp, and writing by the limits as well; signals by Landlock and seccomp; forks by
-seccomp alone, as root (whom no limit of processes binds).
+What overlaps: TCP is kept by Landlock, the namespace and seccomp; UDP by the namespace and seccomp;
+writing, making and removing files by Landlock and seccomp, and writing by the limits as well;
+signals by Landlock and seccomp; forks by seccomp alone, as root (whom no limit of processes binds).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_node.contract import Prompt, Score
-from echo_node.contract.jail import macos, seccomp, syscalls
-from echo_node.contract.jail.layer import Layer
-from echo_node.contract.jail.pipe import LONGEST, Pipe, PipeEndedError, PipeError, PipeSilentError
-from echo_node.contract.jail.seat import _understood
+from echo_node.contract.jail import Layer, macos, seccomp, syscalls
+from echo_node.contract.jail.process import MAX_MESSAGE_BYTES
+from echo_node.contract.jail.worker import _read_answer
 from echo_node.contract.sandbox import Failed, Sandbox, layers
 from echo_node.errors import ContractError
+from echo_node.runtime.ipc import MessageError, Pipe, PipeEndedError, PipeError, PipeSilentError
 from tests.contract import hostile_contracts
 
 LINUX = ["no-new-privileges", "namespaces", "capabilities", "landlock", "seccomp", "limits"]
@@ -47,7 +47,10 @@ def measured():
 
 @pytest.fixture(scope="module")
 def jail(package, measured):
-    """A jail without some of its layers, the same one for all tests; skipped where this machine has not all of them."""
+    """Open a jail without some of its layers, shared by all tests.
+
+    Skipped where this machine has not all of them.
+    """
     opened = {}
 
     def make(*off, contract="executing", require=()):
@@ -309,7 +312,7 @@ def test_the_profile_of_macos_quotes_its_paths(tmp_path):
 @pytest.fixture
 def pipes():
     ours, theirs = socket.socketpair()
-    pipe = Pipe(ours)
+    pipe = Pipe(ours, max_bytes=MAX_MESSAGE_BYTES)
     yield pipe, theirs
     pipe.close()
     theirs.close()
@@ -323,30 +326,30 @@ def test_messages_go_both_ways_in_order(pipes):
     pipe, theirs = pipes
     other = Pipe(theirs)
     for number in range(100):
-        other.send([number, "text", b"bytes", {"a": 1.5}, None])
-    assert [pipe.receive(5.0)[0] for _ in range(100)] == list(range(100))
-    pipe.send([1], 5.0)
-    assert other.receive() == [1]
+        other.send({"kind": "x", "items": [number, "text", b"bytes", {"a": 1.5}, None]})
+    assert [pipe.expect(5.0)["items"][0] for _ in range(100)] == list(range(100))
+    pipe.send({"kind": "y"}, seconds=5.0)
+    assert other.expect(None) == {"kind": "y"}
 
 
 @pytest.mark.parametrize(
     ("sent", "why"),
     [
-        (struct.pack("<I", LONGEST + 1), "bytes, where"),
+        (struct.pack("<I", MAX_MESSAGE_BYTES + 1), "bytes, where"),
         (struct.pack("<I", 0), "bytes, where"),
         (framed(b"\xc1"), "no msgpack"),
         (framed(b"\x91" * 5000), "no msgpack"),
-        (framed(msgpack.packb({"a": 1})), "no list"),
-        (framed(msgpack.packb([])), "no list"),
-        (framed(msgpack.packb([msgpack.ExtType(1, b"x")])), "no msgpack"),
-        (framed(msgpack.packb([1]) + b"x"), "no msgpack"),
+        (framed(msgpack.packb({"a": 1})), "does not say its kind"),
+        (framed(msgpack.packb(["kind"])), "does not say its kind"),
+        (framed(msgpack.packb({"kind": "x", "y": [msgpack.ExtType(1, b"x")]})), "no msgpack"),
+        (framed(msgpack.packb({"kind": "x"}) + b"x"), "no msgpack"),
     ],
 )
 def test_nonsense_is_an_error_that_says_so(pipes, sent, why):
     pipe, theirs = pipes
     theirs.sendall(sent)
     with pytest.raises(PipeError, match=why):
-        pipe.receive(5.0)
+        pipe.expect(5.0)
 
 
 @given(st.binary(max_size=200))
@@ -355,47 +358,75 @@ def test_whatever_comes_is_a_message_or_an_error(body):
     with ours, theirs:
         theirs.sendall(body)
         theirs.close()
-        pipe, heard = Pipe(ours), 0
+        pipe, received = Pipe(ours, max_bytes=MAX_MESSAGE_BYTES), 0
         try:
-            while type(pipe.receive(5.0)) is list:
-                heard += 1
+            while type(pipe.expect(5.0)["kind"]) is str:
+                received += 1
         except PipeError:
-            assert heard <= len(body) // 5
+            assert received <= len(body) // 5
         else:
-            pytest.fail("a message that is no list")
+            pytest.fail("a message without a kind")
 
 
 def test_an_end_and_a_silence_are_told_apart(pipes):
     pipe, theirs = pipes
     theirs.sendall(b"\5\0")
     with pytest.raises(PipeSilentError):
-        pipe.receive(0.01)
+        pipe.expect(0.01)
     theirs.close()
     with pytest.raises(PipeEndedError):
-        pipe.receive(5.0)
+        pipe.expect(5.0)
     with pytest.raises(PipeEndedError):
-        pipe.send([1], 5.0)
+        pipe.send({"kind": "x"}, seconds=5.0)
 
 
 def test_nobody_waits_for_one_who_does_not_read(pipes):
     pipe, _ = pipes
     with pytest.raises(PipeSilentError):
-        pipe.send([bytes(LONGEST - 100)], 0.01)
-    with pytest.raises(PipeError, match="where 8388608 are allowed"):
-        pipe.send([bytes(LONGEST)], 0.01)
+        pipe.send({"kind": "x", "data": bytes(MAX_MESSAGE_BYTES - 100)}, seconds=0.01)
+    with pytest.raises(MessageError, match="where 8388608 are allowed"):
+        pipe.send({"kind": "x", "data": bytes(MAX_MESSAGE_BYTES)}, seconds=0.01)
 
 
 @pytest.mark.parametrize(
     "message",
-    [[b"t"], [b"t", 0], [b"t", 0, 2], [b"t", 0, False, 1], [b"t", 1, True, "a"], [b"x", 0, True, "a"]],
+    [
+        {"kind": "result"},
+        {"kind": "result", "token": b"t"},
+        {"kind": "result", "token": b"t", "index": 0},
+        {"kind": "result", "token": b"t", "index": 0, "fields": 1},
+        {"kind": "result", "token": b"t", "index": False, "fields": ["a"]},
+        {"kind": "result", "token": b"t", "index": 1, "fields": ["a"]},
+        {"kind": "result", "token": b"x", "index": 0, "fields": ["a"]},
+        {"kind": "failed", "token": b"t", "index": 0, "reason": 1, "out_of_memory": False},
+        {"kind": "failed", "token": b"t", "index": 0, "reason": "no"},
+        {"kind": "other", "token": b"t", "index": 0, "fields": ["a"]},
+    ],
 )
 def test_an_answer_to_nothing_that_was_asked_is_none(message):
-    with pytest.raises(PipeError, match="an answer"):
-        _understood(message, [b"t", 0], str)
+    with pytest.raises(PipeError, match=r"an answer|a message 'result' whose"):
+        _read_answer(message, b"t", 0, str)
 
 
 def test_answers_are_what_was_asked_for_or_why_not():
-    assert _understood([b"t", 0, True, "a"], [b"t", 0], list) == ["a"]
-    assert _understood([b"t", 0, False, "no", False], [b"t", 0], list) == Failed("no")
-    with pytest.raises(PipeError, match="no memory"):
-        _understood([b"t", 0, False, "no memory", True], [b"t", 0], list)
+    ours = {"token": b"t", "index": 0}
+    failed = {**ours, "kind": "failed", "reason": "no"}
+    assert _read_answer({**ours, "kind": "result", "fields": ["a"]}, b"t", 0, list) == ["a"]
+    assert _read_answer({**failed, "out_of_memory": False}, b"t", 0, list) == Failed("no")
+    with pytest.raises(PipeError, match="no"):
+        _read_answer({**failed, "out_of_memory": True}, b"t", 0, list)
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("echo_node.runtime.ipc", {"numpy", "torch", "trio", "libp2p"}),
+        ("echo_node.contract.jail.main", {"torch", "trio", "libp2p", "echo_node.engine", "echo_node.net"}),
+    ],
+)
+def test_a_jailed_process_imports_no_heavy_library(module, heavy):
+    loaded = f"import sys, {module}\nprint({heavy} & {{*sys.modules}})"
+    done = subprocess.run(
+        [sys.executable, "-c", loaded], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "set()"

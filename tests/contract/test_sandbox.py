@@ -1,4 +1,4 @@
-"""A text may do what it likes to the contract that executes it: it costs one score, and nothing outside changes."""
+"""A text that takes over the contract which executes it: it costs one score and nothing else."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def seen(folder: Path):
 
 
 def workers(sandbox):
-    return {seat.pid for seat in sandbox._seats} - {None}
+    return {worker.pid for worker in sandbox._workers} - {None}
 
 
 def own_processes():
@@ -147,7 +147,7 @@ HOSTILE = {
     "exits": ("import os\nos._exit(0)", "exit code 0"),
     "talks nonsense": (
         "import os\nfor n in range(3, 32):\n try: os.write(n, b'\\xff' * 99)\n except OSError: pass",
-        "nonsense",
+        "it sent an invalid message to the node",
     ),
     "closes its pipe": ("import os\nos.closerange(3, 99)\nwhile True: pass", "closed its pipe"),
     "gives too much": ("value = 7.0", "7.0 is not from 0.0 to 1.0"),
@@ -223,8 +223,9 @@ def test_many_deaths_in_a_row_cost_one_score_each(executing):
 
 WRITE = """
 import msgpack, os, struct, sys
-def write(*messages):
-    for body in map(msgpack.packb, messages):
+def write(index, *fields):
+    message = {'kind': 'result', 'token': stolen, 'index': index, 'fields': fields}
+    for body in [msgpack.packb(message)]:
         for n in range(3, 32):
             try: os.write(n, struct.pack('<I', len(body)) + body)
             except OSError: pass
@@ -235,32 +236,32 @@ stolen = frame.f_locals['token']
 
 
 def test_a_forged_answer_does_not_move_the_others(executing):
-    forge = WRITE + "write([stolen, 1, True, 1.0, 'forged'])"
+    forge = WRITE + "write(1, 1.0, 'forged')"
     assert run(executing, GOOD, forge, GOOD, GOOD) == [HONEST, Score(1.0, "forged"), HONEST, HONEST]
 
 
 def test_a_score_that_the_contract_cannot_give_is_nonsense(executing):
-    failed, good = run(executing, WRITE + "write([stolen, 0, True, 7.0, 'too much'])", GOOD)
-    assert "it sent nonsense through the pipe to the node" in failed.reason
+    failed, good = run(executing, WRITE + "write(0, 7.0, 'too much')", GOOD)
+    assert "it sent an invalid message to the node" in failed.reason
     assert good == HONEST
 
 
 def test_an_answer_from_before_the_question_is_none(executing):
-    later = "import threading\nthreading.Timer(0.1, write, [[stolen, 0, True, 1.0, 'forged']]).start()\n"
+    later = "import threading\nthreading.Timer(0.1, write, [0, 1.0, 'forged']).start()\n"
     assert run(executing, WRITE + later + GOOD) == [HONEST]
     assert run(executing, "import time\ntime.sleep(0.5)\n" + GOOD, GOOD) == [HONEST, HONEST]
 
 
 def test_who_breaks_off_leaves_no_answers_for_the_next_one(executing, monkeypatch):
     assert run(executing, GOOD) == [HONEST]
-    [seat] = executing._seats
-    receive = seat._process.pipe.receive
+    [worker] = executing._workers
+    receive = worker._process.pipe.receive
 
     def interrupted(seconds):
         receive(seconds)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(seat._process.pipe, "receive", interrupted)
+    monkeypatch.setattr(worker._process.pipe, "receive", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(executing, "value = 1.0", "value = 1.0", "value = 1.0")
     assert workers(executing) == set()
@@ -274,7 +275,6 @@ def test_after_renewing_nothing_is_left_of_earlier_texts(executing):
     assert run(executing, look)[0].reason == "False"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signal that stops a process")
 def test_a_process_that_nobody_asks_does_nothing(executing):
     burn = "import threading\ndef burn():\n while True: pass\nthreading.Thread(target=burn).start()\n" + GOOD
     assert run(executing, burn) == [HONEST]
@@ -439,7 +439,7 @@ def test_closing_ends_every_process_and_who_waits_gets_an_error(package):
     assert run(sandbox, GOOD) == [HONEST]
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(run, sandbox, GOOD, "while True: pass")
-        while not any(seat._process and seat._process.served == 2 for seat in sandbox._seats):
+        while not any(worker._process and worker._process.served == 2 for worker in sandbox._workers):
             time.sleep(0.01)
         pids = workers(sandbox)
         sandbox.close()
@@ -466,7 +466,7 @@ from echo_node.contract import Prompt
 from echo_node.contract.sandbox import Sandbox
 sandbox = Sandbox("executing", "1", folders=[Path(sys.argv[1])], seconds=100.0)
 sandbox.scores([(Prompt(""), "")])
-print(sandbox._seats[0].pid, flush=True)
+print(sandbox._workers[0].pid, flush=True)
 sandbox.scores([(Prompt(""), "while True: pass")])
 """
 

@@ -1,4 +1,4 @@
-"""The page in a real browser, over a node that goes on meanwhile. `make setup` sees to it that there is one."""
+"""The page in a real browser, while its node runs; `make setup` installs the browser."""
 
 import re
 import shutil
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from echo_node.board import Board
-from tests.dashboard.showing import shown
-from tests.dashboard.telling import ME, Story, a_long_story
+from echo_node.telemetry.snapshot import Snapshot
+from tests.dashboard.page_thread import shown
+from tests.dashboard.sample_node import ME, Story, a_long_story
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HOSTILE = "<img src=x onerror='window.hacked=1'><b>bold</b>\x1b[31m\u202e"
@@ -29,7 +29,7 @@ def browser():
 
 @contextmanager
 def looking(browser, page, *, quietly=True, **more):
-    """A tab on the page. That it asks nobody else and complains of nothing is part of every test."""
+    """A tab on the page; every test checks that it requests nothing else and logs no error."""
     context = browser.new_context(**more)
     tab = context.new_page()
     tab.set_default_timeout(10_000)
@@ -67,7 +67,7 @@ def test_news_appear_without_a_reload(browser):
         expect(tab.locator("#versions tbody tr").first).to_contain_text("v41")
         assert tab.locator("#reward path.curve").get_attribute("d") != curve
         expect(tab.locator("#phase")).to_have_text("working")
-        page.tell(lambda: story.board.hear("paused", "it was asked to pause", {}))
+        page.tell(lambda: story.board.record("paused", "it was asked to pause", {}))
         expect(tab.locator("#phase")).to_have_text("paused")
         expect(tab.locator("#log li").first).to_contain_text("it was asked to pause")
         assert tab.evaluate("window.same") == "yes"
@@ -80,7 +80,7 @@ def test_a_clock_that_is_wrong_is_said_first(browser):
             **story.board.snapshot()["progress"],
             "clock": "this machine's clock is 2.0 hours behind the leader's",
         }
-        page.tell(lambda: story.board.hear("progress", "", told))
+        page.tell(lambda: story.board.record("progress", "", told))
         expect(tab.locator("#hero-more")).to_contain_text("clock is 2.0 hours behind")
 
 
@@ -90,7 +90,7 @@ def test_a_sampler_sees_its_credit_grow_and_what_a_verifier_attests_after_a_rein
 
         def credit(**own):
             told = {**story.board.snapshot()["progress"], "credit": own}
-            page.tell(lambda: story.board.hear("progress", "", told))
+            page.tell(lambda: story.board.record("progress", "", told))
 
         note = tab.locator(".tile").filter(has_text="Credit").locator(".tile-note")
         credit(tokens=0, groups=0, admitted=3)
@@ -124,7 +124,7 @@ def test_each_role_has_its_figures_and_fits_a_phone(browser, role):
 
 
 def test_a_node_that_has_said_nothing_yet_is_a_page_too(browser):
-    with shown(Board()) as page, looking(browser, page) as tab:
+    with shown(Snapshot()) as page, looking(browser, page) as tab:
         expect(tab.locator("#phase")).to_have_text("starting")
         expect(tab.locator("h1")).to_have_text("This node starts.")
         assert tab.locator("text=/NaN|undefined|null|\\[object/").count() == 0
@@ -133,7 +133,7 @@ def test_a_node_that_has_said_nothing_yet_is_a_page_too(browser):
 def test_the_log_is_filtered_by_kind_and_by_text(browser):
     story = Story("sampler")
     for number in range(5):
-        story.board.hear("note", f"checkpoint {number}", {})
+        story.board.record("note", f"checkpoint {number}", {})
     with shown(story.board) as page, looking(browser, page) as tab:
         lines = tab.locator("#log li")
         expect(lines).to_have_count(8)
@@ -142,8 +142,8 @@ def test_the_log_is_filtered_by_kind_and_by_text(browser):
         tab.locator("#log-text").fill("POINT 3")
         expect(lines).to_have_count(1)
         expect(lines).to_contain_text("checkpoint 3")
-        page.tell(lambda: story.board.hear("note", "checkpoint 33", {}))
-        page.tell(lambda: story.board.hear("note", "something else", {}))
+        page.tell(lambda: story.board.record("note", "checkpoint 33", {}))
+        page.tell(lambda: story.board.record("note", "something else", {}))
         expect(lines).to_have_count(2)
         tab.locator("#log-text").fill("")
         tab.locator("#log-kind").select_option("")
@@ -174,7 +174,7 @@ def test_text_of_strangers_is_shown_as_text(browser):
     story.counts["dropped"][HOSTILE] = 7
     story.turn()
     story.swarm(engine=HOSTILE, muted=HOSTILE)
-    story.board.hear(HOSTILE, HOSTILE, {})
+    story.board.record(HOSTILE, HOSTILE, {})
     with shown(story.board) as page, looking(browser, page) as tab:
         for place in ("h1", "#run-name", "#refused", "#verdicts", "#peers", "#facts", "#log", "#log-kind"):
             expect(tab.locator(place)).to_contain_text(SHOWN)
@@ -215,10 +215,10 @@ def test_with_the_token_a_person_pauses_the_node_and_without_it_sees_no_button(b
 
     class Hand:
         def pause(self):
-            story.board.hear("paused", "paused by its person", {})
+            story.board.record("paused", "paused by its person", {})
 
         def resume(self):
-            story.board.hear("resumed", "it goes on", {})
+            story.board.record("resumed", "it goes on", {})
 
     with shown(story.board, token=SESAME, control=Hand()) as page, looking(browser, page) as tab:
         expect(tab.locator("#phase")).to_have_text("working")

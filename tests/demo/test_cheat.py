@@ -1,17 +1,18 @@
-"""The demo's cheats: every cheap check lets their groups pass, and one look with a model condemns them."""
+"""The demo's cheats: their groups pass every cheap check, and one check with a model fails them."""
 
 from contextlib import closing
 
 import pytest
 
-from echo_node.admission import Admission, Admitted
 from echo_node.demo.cheat import WAYS, CheatingEngine
 from echo_node.demo.processes import CHEATS
 from echo_node.engine.base import never
-from echo_node.engine.kinds import EngineSpec, make_engine
-from echo_node.run import read_model
+from echo_node.engine.engine_classes import EngineSpec, make_engine
+from echo_node.rollouts.admission import Admission
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.run import read_model
 from echo_node.sampler.rollout import Rollout
-from echo_node.verifier.judging import Judge
+from echo_node.verifier.replay_check import ReplayCheck
 from protocol import Envelope
 from tests.crafting import SAMPLERS, Chain, open_run, roster
 
@@ -42,16 +43,16 @@ def test_a_cheat_is_admitted_earns_more_and_is_condemned_by_one_look(stage, way)
     run, head, honest = stage
     groups = fill(run, head, CheatingEngine(run, honest, way))
     fair = fill(run, head, honest)
-    assert all(isinstance(each, Admitted) for each in (*groups, *fair))
+    assert all(isinstance(each, RolloutRecord) for each in (*groups, *fair))
 
     def worth(several):
-        return sum(sum(each.group.message.rewards) for each in several)
+        return sum(sum(each.message.rewards) for each in several)
 
     assert worth(groups) > worth(fair), "which is why somebody would cheat"
-    judge = Judge(run, lambda _head: honest)
-    breaches = [judge.judge(each).breach for each in groups]
+    judge = ReplayCheck(run, lambda _head: honest)
+    breaches = [judge.check(each).breach for each in groups]
     assert all(breach is not None and breach.sure for breach in breaches)
-    assert all(judge.judge(each).breach is None for each in fair)
+    assert all(judge.check(each).breach is None for each in fair)
 
 
 def test_the_demo_shows_every_way():

@@ -1,4 +1,4 @@
-"""The demo's processes: none outlives it, and one that dies is told in words. And the long forms of the whole."""
+"""The demo's processes: none outlives it, and a failure is reported. And the long demos."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from echo_node.demo import command
+from echo_node.cli import demo as command
 
 ECHO_NODE = str(Path(sys.executable).parent / "echo-node")
 pytestmark = pytest.mark.timeout(300)  # a swarm of processes, on a machine that does other things too
@@ -23,7 +23,7 @@ THREE_MINUTES = 180.0
 
 @contextmanager
 def a_demo(folder, *words):
-    """A demo that has started all its nodes, their processes by name, and where their folders are."""
+    """A demo that has started all its nodes, their processes by name, and their folders."""
     process = subprocess.Popen(
         [ECHO_NODE, "demo", "--out", str(folder / "out"), *words],
         stdout=subprocess.PIPE,
@@ -39,7 +39,7 @@ def a_demo(folder, *words):
 
 
 def nodes_of(process, folder):
-    """Every node by its name, once each has said that it started: contracts are in their jails by then."""
+    """Every node by its name, once each has started: contracts are in their jails by then."""
     deadline = time.monotonic() + 200
     while time.monotonic() < deadline:
         told = {file.stem for file in folder.glob("echo-demo-*/*.jsonl") if file.stat().st_size}

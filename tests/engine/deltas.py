@@ -1,4 +1,4 @@
-"""Steps of training, made up: a few elements of a few tensors change, and the weights they lead to."""
+"""Synthetic training steps: a few elements of a few tensors change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Training:
         }
 
     def step(self, granule: int) -> Iterator[Change]:
-        """Most elements move by one unit in the last place; some change their sign, some become zero."""
+        """Move most elements by one unit in the last place; some change sign or become zero."""
         names = list(self._bits)
         for _ in range(4):
             name = names[self._turn % len(names)]

@@ -1,4 +1,4 @@
-"""Tiny models beside what transformers says of them in float32, to hold a llama.cpp decoder against."""
+"""Tiny models with the float32 logits of transformers, as references for llama.cpp decoders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from echo_node.engine.llamacpp import LlamaDecoder
+from echo_node.engine.llama_decoder import LlamaDecoder
 from tests.engine import models
 
 

@@ -1,6 +1,8 @@
-"""Programs in place of an engine's process, or of a node: `python -m tests.engine.strangers WHAT …`.
+"""Programs in place of an engine's process, or of a node.
 
-As an engine they are given the pipe and the parent, as `echo_node.engine.serving` is.
+`python -m tests.engine.strangers WHAT …`
+
+As an engine they are given the pipe and the parent, as `echo_node.engine.worker.main` is.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import numpy as np
 from safetensors import deserialize
 
 from echo_node.engine.base import SamplingLimits, SlotRequest, TensorBytes
-from echo_node.engine.kinds import EngineSpec
-from echo_node.engine.pipe import Pipe
-from echo_node.engine.process import EngineProcess
-from echo_node.engine.pulse import Pulse
-from echo_node.engine.worker import WorkerEngine
+from echo_node.engine.engine_classes import EngineSpec
+from echo_node.engine.worker.client import WorkerEngine
+from echo_node.engine.worker.process import EngineProcess
+from echo_node.engine.worker.watchdog import Watchdog
+from echo_node.runtime.ipc import Pipe
 
 HEAD = b"h" * 32
 
@@ -48,7 +50,7 @@ def crashing() -> None:
 def growing() -> None:
     """Take more and more memory, under the eyes of the pulse alone."""
     end = socket.socket(fileno=int(sys.argv[1]))
-    Pulse(Pipe(end), parent=os.getppid(), memory_bytes=200 * 2**20).start()
+    Watchdog(Pipe(end), parent=os.getppid(), memory_bytes=200 * 2**20).start()
     taken = []
     while True:
         taken.append(b"x" * 2**20)

@@ -1,6 +1,7 @@
-"""How far each engine class lies from a torch prefill in float32, on SmolLM2: as far as was measured, and no farther.
+"""Distance of each engine class from a torch prefill in float32, on SmolLM2, as measured.
 
-Tokens of honest engines differ in the dense tail of the vocabulary, so distances are compared and never texts.
+Tokens of honest engines differ in the dense tail of the vocabulary, so distances are compared and
+never texts.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 from echo_node.engine.base import SamplingLimits, SlotRequest
-from echo_node.engine.kinds import EngineSpec, make_engine
-from echo_node.text import Tokenizer
-from echo_node.weights.local import read_folder
+from echo_node.engine.engine_classes import EngineSpec, make_engine
+from echo_node.runs.tokenizer import Tokenizer
+from echo_node.weights.open_store import read_folder
 from protocol.sampling import uniforms
 from tests import smollm2
 
@@ -24,7 +25,10 @@ SLACK = 1.5
 
 
 class Distance(NamedTuple):
-    """Mean and 99th percentile of |Δ log-probability| over tokens, and of a completion's mean replay distance."""
+    """Distances of an engine class: mean and 99th percentile.
+
+    Of |Δ log-probability| over tokens, and of a completion's mean replay distance.
+    """
 
     gap: float
     gap_p99: float

@@ -1,4 +1,4 @@
-"""The GGUF file of a model: what lies where, what is refused, and writing in place as if written anew."""
+"""The GGUF file of a model: its layout, what is refused, and writing in place."""
 
 from __future__ import annotations
 

@@ -1,19 +1,23 @@
-"""What the llama.cpp decoder refuses, and what it leaves behind: one clear error, no mixture, no file."""
+"""What the llama.cpp decoder refuses: one clear error, no mixture of weights, no file left."""
 
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
+import llama_cpp
 import numpy as np
 import pytest
 
+from echo_node.engine import llama_decoder
 from echo_node.engine.base import Change
-from echo_node.engine.fitting import NoRoomError
+from echo_node.engine.engine_classes import EngineSpec, make_engine
 from echo_node.engine.gguf import GgufFile
 from echo_node.engine.gguf_map import read_plan
-from echo_node.engine.llama_library import LlamaModel, offloads
-from echo_node.engine.llamacpp import LlamaDecoder
+from echo_node.engine.host_resources import NoRoomError
+from echo_node.engine.llama_decoder import LlamaDecoder, gpu_layers_for
+from echo_node.engine.llama_ffi import LlamaModel, gpu_memory, offloads
 from echo_node.errors import EngineError
 from tests.engine import models
 from tests.engine.deltas import Training
@@ -229,9 +233,69 @@ def test_what_cannot_be_made_is_refused_in_words(model, tmp_path):
 
 
 @pytest.mark.skipif(offloads(), reason="this build of llama.cpp has a GPU")
-def test_a_gpu_that_is_not_there_is_refused(model):
-    with pytest.raises(EngineError, match=r"has no GPU .*gpu_layers = 0"):
-        model.decoder("f16", gpu_layers=4)
+def test_a_build_without_a_gpu_offloads_nothing_and_refuses_one_that_is_asked_for(model):
+    for device in ("auto", "cpu"):
+        assert gpu_layers_for(device, layers=2, size=1000) == 0
+    for device in ("cuda", "mps"):
+        with pytest.raises(EngineError, match=rf"cannot use a GPU, and the device {device} .*--device cpu"):
+            model.decoder("f16", device=device)
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "layers"),
+    [
+        ("cpu", 10**9, 0),
+        ("auto", 10**9, 11),  # all ten, and the output
+        ("cuda", 10**9, 11),
+        ("cuda", 1000, 7),
+        ("auto", 100, 0),
+        ("auto", 0, 0),  # a build for a GPU on a machine that has none
+        ("mps", None, 11),
+    ],
+)
+def test_as_many_layers_are_offloaded_as_fit(monkeypatch, device, free, layers):
+    monkeypatch.setattr(llama_decoder, "offloads", lambda: True)
+    monkeypatch.setattr(llama_decoder, "gpu_memory", lambda: free)
+    assert gpu_layers_for(device, layers=10, size=1100) == layers
+
+
+def test_a_gpu_on_which_no_layer_fits_is_refused(monkeypatch):
+    monkeypatch.setattr(llama_decoder, "offloads", lambda: True)
+    monkeypatch.setattr(llama_decoder, "gpu_memory", lambda: 100)
+    with pytest.raises(NoRoomError, match="no layer of the model fits on cuda"):
+        gpu_layers_for("cuda", layers=10, size=1100)
+
+
+def test_the_layers_reach_llama_cpp_and_every_update_loads_the_file_again(model, monkeypatch):
+    loads = []
+    load = llama_cpp.llama_model_load_from_file
+
+    def recorded(path, options):
+        loads.append(options.n_gpu_layers)
+        return load(path, options)
+
+    monkeypatch.setattr(llama_cpp, "llama_model_load_from_file", recorded)
+    monkeypatch.setattr(llama_decoder, "offloads", lambda: True)
+    monkeypatch.setattr(llama_decoder, "gpu_memory", lambda: 10**9)
+    training = Training(model.weights)
+    with closing(make_engine(EngineSpec("llama/f32", model.folder, "cuda", 2, 1))) as engine:
+        assert engine.describe().device == "gpu"
+        decoder = engine._decoder
+        decoder.load(model.weights)
+        assert (loads, decoder.live) == ([3], False)
+        decoder.put(training.step(decoder.granule))
+        assert (loads, decoder.live) == ([3, 3], False)
+        updated = everything(decoder, model.ids)
+    with closing(model.decoder("f32", device="cpu")) as fresh:
+        fresh.load(training.weights())
+        assert loads[2] == 0
+        assert all(np.array_equal(*pair) for pair in zip(updated, everything(fresh, model.ids), strict=True))
+
+
+def test_the_memory_of_gpus_is_asked_for_without_a_crash():
+    free = gpu_memory()
+    assert free is None or free >= 0
+    assert offloads() or not free
 
 
 def test_the_librarys_log_is_silent(model, running, capfd):

@@ -1,4 +1,4 @@
-"""An engine in a process of its own draws what one in this process draws, and whatever breaks there is an error here."""
+"""An engine in its own process samples as one in this process, and its faults are errors here."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import numpy as np
 import psutil
 import pytest
 
-from echo_node.engine import process as processes
 from echo_node.engine.base import Change, Claim, EngineStoppedError, TensorBytes, Update, generate_groups
-from echo_node.engine.kinds import EngineSpec, make_engine
-from echo_node.engine.process import EngineProcess
-from echo_node.engine.worker import Backoff, WorkerEngine
+from echo_node.engine.engine_classes import EngineSpec, make_engine
+from echo_node.engine.worker import process as processes
+from echo_node.engine.worker.client import Backoff, WorkerEngine
+from echo_node.engine.worker.process import EngineProcess
 from echo_node.errors import ConfigError, EngineError
-from echo_node.threads import run_stoppable
+from echo_node.runtime.threads import run_stoppable
 from protocol import sampling
 from tests.engine import models
 from tests.engine.models import HEAD, LIMITS
@@ -52,7 +52,10 @@ def spec_of(folder, engine_class="torch/f32", rows=12):
 
 @pytest.fixture(scope="module")
 def shared(folder):
-    """One engine for all tests that leave it well. The thread that starts it ends at once, as trio's threads may."""
+    """One engine for all tests that leave it intact.
+
+    The thread that starts it ends at once, as trio's threads may.
+    """
     stages = []
     with WorkerEngine(spec_of(folder), progress=stages.append, backoff=dataclasses.replace(QUICK)) as engine:
         thread = threading.Thread(target=engine.start)
@@ -468,7 +471,7 @@ def test_a_process_that_takes_long_to_say_its_first_word_is_waited_for(folder, m
         threading.Timer(4, os.kill, (process.pid, signal.SIGCONT)).start()
         return process
 
-    monkeypatch.setattr("echo_node.engine.worker.EngineProcess", slowly)
+    monkeypatch.setattr("echo_node.engine.worker.client.EngineProcess", slowly)
     with WorkerEngine(spec_of(folder, LIGHT), silent_seconds=3) as engine:
         engine.start()
         assert engine.describe().engine_class == LIGHT

@@ -1,4 +1,4 @@
-"""Targets of those who ask: what a peer answers to a question of ours is as hostile as what it asks."""
+"""Targets of responses: what a peer answers is as hostile as what it asks."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Any, Final
 
 import trio
 
-from echo_node.admission import Admission
-from echo_node.introducing import _ask as ask_for_manifest
-from echo_node.net.blobs.blobs import Blobs
-from echo_node.net.blobs.bulk_reader import _ask as ask_at_door
+from echo_node.credit.statement_client import StatementClient
+from echo_node.election.candidate import Candidate
+from echo_node.election.elector import ElectorServer, VoteLog
+from echo_node.election.lease import Lease
+from echo_node.net.blobs.bulk_client import _ask as ask_for_token
+from echo_node.net.blobs.client import BlobClient
 from echo_node.net.blobs.download import DownloadSettings
-from echo_node.net.blobs.holders import Want
-from echo_node.net.meeting.exchange import Exchange
-from echo_node.net.meeting.places import Scope
-from echo_node.sampler.attested import Attested
-from echo_node.sampler.posting import Post
-from echo_node.terms.electing import Candidate
-from echo_node.terms.lease import Lease
-from echo_node.terms.voting import VoteBox, VotingDesk
-from echo_node.trainer.asking import SequentialSource
-from echo_node.weights.hearing import Hearing
-from echo_node.weights.pull import Puller
+from echo_node.net.blobs.providers import Want
+from echo_node.net.discovery.address_scope import Scope
+from echo_node.net.discovery.peer_exchange import PeerExchange
+from echo_node.rollouts.admission import Admission
+from echo_node.runs.manifest_exchange import _ask as ask_for_manifest
+from echo_node.sampler.delivery import GroupDelivery
+from echo_node.trainer.batch_source import BatchRequest
+from echo_node.trainer.receipts import Receipts
+from echo_node.trainer.sequential_source import SequentialSource
+from echo_node.weights.chain_follower import ChainFollower
+from echo_node.weights.puller import Puller
 from protocol import (
     CreditRefusal,
     CreditStatement,
@@ -64,7 +66,10 @@ def _saying(answer: bytes) -> Any:
 
 
 async def _chain(cast_: Cast, data: bytes) -> None:
-    """Heads that follow ours, or grants of the next term: what is right is kept, so nothing right is said twice."""
+    """Heads that follow ours, or grants of the next term.
+
+    What is right is kept, so nothing right is sent twice.
+    """
     streams = (topics.CHAIN_STREAM, topics.GRANTS_STREAM)
     wanted = streams[data[0] % 2] if data else ""
 
@@ -73,7 +78,7 @@ async def _chain(cast_: Cast, data: bytes) -> None:
             return data[1:]
         return encode(HeadsAnswer(())) if stream == topics.CHAIN_STREAM else encode(GrantsAnswer(()))
 
-    hearing = Hearing(Desk(SAMPLER, answer=answer), cast_.store)
+    hearing = ChainFollower(Desk(SAMPLER, answer=answer), cast_.store)
     if wanted == topics.CHAIN_STREAM:
         await hearing.ask(STRANGER.public)
     else:
@@ -99,7 +104,7 @@ async def _blobs(_cast: Cast, data: bytes) -> None:
         return data[1:] if data[:1] != b"\0" else BLOB
 
     desk = Desk(SAMPLER, answer=answer)
-    found = await Blobs(desk, settings=QUICK).fetch(
+    found = await BlobClient(desk, settings=QUICK).fetch(
         [Want(blob_id(BLOB), most=4_096)], named=[STRANGER.public]
     )
     assert found == {blob_id(BLOB): BLOB}, "what was fetched is not what its name says"
@@ -114,9 +119,9 @@ def _blob_seeds() -> list[bytes]:
     ]
 
 
-async def _door(_cast: Cast, data: bytes) -> None:
+async def _bulk_offer(_cast: Cast, data: bytes) -> None:
     ask = BulkAsk((Slice(blob=bytes(32), length=64, offset=0),))
-    await ask_at_door(Desk(SAMPLER, answer=_saying(data)), STRANGER.public, ask)
+    await ask_for_token(Desk(SAMPLER, answer=_saying(data)), STRANGER.public, ask)
 
 
 async def _manifest(_cast: Cast, data: bytes) -> bool:
@@ -126,26 +131,26 @@ async def _manifest(_cast: Cast, data: bytes) -> bool:
 
 async def _peers(_cast: Cast, data: bytes) -> None:
     asking: Any = _Asked(data)
-    exchange = Exchange(SAMPLER.public, asking, dict, lambda _peer: Scope.PUBLIC)
-    await exchange.ask(STRANGER.public, 8, Scope.PUBLIC)
+    exchange = PeerExchange(SAMPLER.public, asking, dict, lambda _peer: Scope.PUBLIC)
+    await exchange.request(STRANGER.public, 8, Scope.PUBLIC)
 
 
 class _Asked:
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
 
-    async def ask(self, *_args: Any) -> bytes:
+    async def request(self, *_args: Any) -> bytes:
         await trio.lowlevel.checkpoint()
         return self._answer
 
 
 async def _ballot(cast_: Cast, data: bytes) -> None:
     desk = Desk(STANDBY, answer=_saying(data))
-    hearing = Hearing(desk, cast_.store)
+    hearing = ChainFollower(desk, cast_.store)
     lease = Lease(lambda: cast_.store.follower, 60.0)
     with tempfile.TemporaryDirectory(dir=cast_.folder) as folder:
-        box = VoteBox(Path(folder), STANDBY, run().id, durable=False)
-        voting = VotingDesk(desk, hearing, lease, box)
+        box = VoteLog(Path(folder), STANDBY, run().id, durable=False)
+        voting = ElectorServer(desk, hearing, lease, box)
         candidate = Candidate(desk, hearing, lease, box, voting, held=lambda: head(1))
         await candidate._ask(VERIFIER.public, vote())
 
@@ -154,16 +159,16 @@ async def _rollouts(_cast: Cast, data: bytes) -> bool:
     desk = Desk(TRAINER, answer=_saying(batched(data, GROUPS)))
     admission = Admission(run())
     admission.published(head(), ROSTER)
-    source = SequentialSource(desk, TRAINER, run().id, 1, admission.judge)
-    return len(await source.next_batch(head(), ROSTER)) == 1
+    source = SequentialSource(desk, TRAINER, run().id, 1, admission, Receipts(desk, TRAINER, run().id))
+    return len(await source.next_batch(BatchRequest(1, 0, head(), ROSTER))) == 1
 
 
 async def _delivered(cast_: Cast, data: bytes) -> None:
     """A receipt from the hand of whom groups were delivered to."""
     desk = Desk(SAMPLER)
     puller = Puller(desk, cast_.store)
-    post = Post(run().id, desk, SAMPLER, cast_.outbox, puller.hearing, cast_.store.blobs, staleness=2)
-    await post._hear(TRAINER.public, sealed(data, RECEIPTS))
+    post = GroupDelivery(run().id, desk, SAMPLER, cast_.outbox, puller.chain, cast_.store.blobs, staleness=2)
+    await post._on_answer(TRAINER.public, sealed(data, RECEIPTS))
 
 
 CREDITS: Final[Signers] = (
@@ -175,7 +180,7 @@ CREDITS: Final[Signers] = (
 
 async def _credit(cast_: Cast, data: bytes) -> None:
     """A verifier's answer, whoever has signed it."""
-    account = Attested(run(), SAMPLER, cast_.folder / "attested")
+    account = StatementClient(run(), SAMPLER, cast_.folder / "attested")
     try:
         await account.ask(Desk(SAMPLER, answer=_saying(sealed(data, CREDITS))), VERIFIER.public)
     finally:
@@ -219,22 +224,32 @@ def _places() -> list[bytes]:
 
 
 TARGETS: Final = [
-    role_target("chain-answer", "echo_node.weights.hearing.Hearing.ask", _chain, _chain_seeds),
-    role_target("blob-answer", "echo_node.net.blobs.blobs.Blobs.fetch", _blobs, _blob_seeds),
+    role_target("chain-answer", "echo_node.weights.chain_follower.ChainFollower.ask", _chain, _chain_seeds),
+    role_target("blob-answer", "echo_node.net.blobs.client.BlobClient.fetch", _blobs, _blob_seeds),
     role_target(
         "bulk-answer",
-        "echo_node.net.blobs.bulk_reader.read_bulk",
-        _door,
+        "echo_node.net.blobs.bulk_client.read_bulk",
+        _bulk_offer,
         lambda: [encode(BulkOffer(pin=bytes(32), port=4001, seconds=30, token=bytes(32)))],
     ),
     role_target(
-        "manifest-answer", "echo_node.introducing.find_manifest", _manifest, lambda: [run().manifest.sealed]
+        "manifest-answer",
+        "echo_node.runs.manifest_exchange.find_manifest",
+        _manifest,
+        lambda: [run().sealed_manifest.sealed],
     ),
-    role_target("peers-answer", "echo_node.net.meeting.exchange.Exchange.ask", _peers, _places),
-    role_target("vote-answer", "echo_node.terms.electing.Candidate", _ballot, _ballots),
     role_target(
-        "rollout-answer", "echo_node.trainer.asking.SequentialSource.next_batch", _rollouts, group_seeds
+        "peers-answer", "echo_node.net.discovery.peer_exchange.PeerExchange.request", _peers, _places
     ),
-    role_target("receipt-answer", "echo_node.sampler.posting.Post", _delivered, receipt_seeds),
-    role_target("credit-answer", "echo_node.sampler.attested.Attested.ask", _credit, _credit_seeds),
+    role_target("vote-answer", "echo_node.election.candidate.Candidate", _ballot, _ballots),
+    role_target(
+        "rollout-answer",
+        "echo_node.trainer.sequential_source.SequentialSource.next_batch",
+        _rollouts,
+        group_seeds,
+    ),
+    role_target("receipt-answer", "echo_node.sampler.delivery.GroupDelivery", _delivered, receipt_seeds),
+    role_target(
+        "credit-answer", "echo_node.credit.statement_client.StatementClient.ask", _credit, _credit_seeds
+    ),
 ]

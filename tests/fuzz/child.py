@@ -1,7 +1,7 @@
 """One target in a process of its own: `python -m tests.fuzz.child MODULE TARGET SECONDS FOLDER`.
 
-With atheris, inputs are led by the edges of our code that they reach; without it they are changed seeds. What it finds it
-leaves in the folder, and says in lines that the parent reads. It knows no other target.
+With atheris, inputs are led by the edges of our code that they reach; without it they are changed
+seeds. What it finds it leaves in the folder, and says in lines that the parent reads.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ def _lead(atheris: Any, target: Target, feed: Feed, starts: list[bytes], seconds
     mutator = Mutator(0, {target.name: starts})
 
     def change(data: bytes, most: int, seed: int) -> bytes:
-        """As libFuzzer does it, or by the values that the bytes stand for; what chooses stays what it is."""
+        """Mutate as libFuzzer does, or by the values that the bytes encode.
+
+        The bytes that choose among cases stay as they are.
+        """
         mutator.rng = random.Random(seed)
         if mutator.rng.random() < 0.5 or len(data) <= target.prefix:
             return bytes(atheris.Mutate(data, most))

@@ -1,7 +1,8 @@
 """Mutated vectors and random bytes for every decoder of the wire, without a fuzzer.
 
-Whatever comes in, only a `ProtocolError` may come out, memory stays within bounds, and what does decode encodes to the
-same bytes. A failure prints the decoder and the input in hexadecimal, and the seed that repeats it.
+Whatever comes in, only a `ProtocolError` may come out, memory stays within bounds, and what does
+decode encodes to the same bytes. A failure prints the decoder and the input in hexadecimal, and the
+seed that repeats it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 import protocol
+from echo_node.net.dht.wire import Kind, read_kad, write_kad
 from echo_node.net.gossip.wire import Control, Published, read_frame, take_frames, write_frame
-from echo_node.net.kad.wire import Kind, read_kad, write_kad
 from protocol import Link, ProtocolError, canonical, decode, encode, open_sealed, read_batch
 from protocol.delta import read_body, write_columns
 from protocol.envelope import Envelope
@@ -168,7 +169,10 @@ class Mutator:
         return self._bytes(bytearray(data)) if self.rng.random() < 0.4 else self._value(data)
 
     def inputs(self) -> Iterator[tuple[str, bytes]]:
-        """A decoder's name and what it is given: mostly changed vectors of its own, now and then another's or noise."""
+        """Return a decoder's name and its input.
+
+        Mostly changed vectors of its own, now and then another's or noise.
+        """
         names = sorted(self.seeds)
         while True:
             name = self.rng.choice(names)
@@ -205,7 +209,7 @@ class Mutator:
         return bytes(data)
 
     def _value(self, data: bytes) -> bytes:
-        """Change one value of a vector and write it canonically, so that the fault gets past the first gate."""
+        """Change one value of a vector and encode it canonically, past the first check."""
         try:
             tree = canonical.decode(data)
         except ProtocolError:

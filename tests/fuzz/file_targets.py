@@ -1,6 +1,7 @@
-"""Targets of files and texts that strangers write: models and their tokenizers, manifests, links, seeds, backups, caches.
+"""Targets of files and texts of strangers: models, tokenizers, manifests, links, seeds, backups.
 
-What a run brings is its author's; a person has agreed to the author before it is opened, and it is read with care all the same.
+What a run brings is its author's; a person has agreed to the author before it is opened, and it is
+read with care all the same.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from echo_node import embedded
-from echo_node.backup import Cost, whose, write_backup
 from echo_node.engine.base import TensorBytes
 from echo_node.engine.gguf_map import read_plan
-from echo_node.keyfile import load as load_key
+from echo_node.identity.key_backup import Cost, peer_of, write_backup
+from echo_node.identity.keyfile import load as load_key
+from echo_node.models import embedded
 from echo_node.models.folder import check_folder
-from echo_node.net.meeting.peerbook import PeerBook
-from echo_node.net.meeting.seeds import parse_seed
-from echo_node.run import Run
-from echo_node.runfile import read_run_file
-from echo_node.text import Tokenizer
-from echo_node.weights.flat import FlatLayout
-from echo_node.weights.state import layout_of, read_safetensors, write_safetensors
+from echo_node.net.discovery.address_book import AddressBook
+from echo_node.net.discovery.seeds import parse_seed
+from echo_node.runs.run import Run
+from echo_node.runs.spec import read_run_file
+from echo_node.runs.tokenizer import Tokenizer
+from echo_node.weights.flat_layout import FlatLayout
+from echo_node.weights.tensors import layout_of, read_safetensors, write_safetensors
 from protocol import Layout, Manifest, canonical, decode, encode, limits, open_manifest
 from protocol.digest import ZERO
 from protocol.envelope import sign_body
@@ -49,7 +50,7 @@ group_size = 4
 
 
 def _in_folder(name: str, read: Callable[[Path], object], *copied: str) -> Opener:
-    """Each input is a file of that name, in a folder that has the embedded model's files besides, and is read."""
+    """Read each input as a file of that name, beside the embedded model's other files."""
 
     @contextmanager
     def opened() -> Generator[Feed]:
@@ -134,7 +135,7 @@ def _manifest(data: bytes) -> None:
 def _book(folder: Path) -> None:
     for tail in ("-wal", "-shm", ".broken"):
         (folder / f"peers{tail}").unlink(missing_ok=True)
-    with closing(PeerBook(folder / "peers")) as book:
+    with closing(AddressBook(folder / "peers")) as book:
         book.best(8)
         book.reached(STRANGER.public, "/ip4/192.0.2.1/tcp/4001")
 
@@ -142,7 +143,7 @@ def _book(folder: Path) -> None:
 def _books() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "peers"
-        with closing(PeerBook(path)) as book:
+        with closing(AddressBook(path)) as book:
             book.reached(STRANGER.public, "/ip4/192.0.2.1/tcp/4001")
             book.signed(STRANGER.public, ["/ip4/192.0.2.2/tcp/4001"])
         with closing(sqlite3.connect(path)) as file:
@@ -181,14 +182,14 @@ _SEEDS: Final = [
 TARGETS: Final = [
     Target(
         name="tokenizer-file",
-        entry="echo_node.text.Tokenizer.from_folder",
+        entry="echo_node.runs.tokenizer.Tokenizer.from_folder",
         opener=_in_folder("tokenizer.json", _tokenizer),
         seeds=lambda: _embedded("tokenizer.json"),
         most=8_192,
     ),
     Target(
         name="chat-template",
-        entry="echo_node.text.Tokenizer.render",
+        entry="echo_node.runs.tokenizer.Tokenizer.render",
         opener=plain(_template),
         seeds=lambda: [TEMPLATE.encode(), b"{{ messages | tojson }}", b"{% set x = 3 * 4 %}{{ x }}"],
         most=512,
@@ -206,9 +207,14 @@ TARGETS: Final = [
         seeds=_weights,
     ),
     Target(
-        name="anchor", entry="echo_node.weights.state.read_safetensors", opener=plain(_anchor), seeds=_weights
+        name="anchor",
+        entry="echo_node.weights.tensors.read_safetensors",
+        opener=plain(_anchor),
+        seeds=_weights,
     ),
-    Target(name="layout", entry="echo_node.weights.flat.FlatLayout", opener=plain(_layout), seeds=_layouts),
+    Target(
+        name="layout", entry="echo_node.weights.flat_layout.FlatLayout", opener=plain(_layout), seeds=_layouts
+    ),
     Target(
         name="checkpoint",
         entry="echo_node.trainer.checkpoint.from_bytes",
@@ -217,42 +223,42 @@ TARGETS: Final = [
     ),
     Target(
         name="manifest",
-        entry="echo_node.run.Run.open",
+        entry="echo_node.runs.run.Run.open",
         opener=plain(_manifest),
-        seeds=lambda: [encode(run().told)],
+        seeds=lambda: [encode(run().manifest)],
         most=8_192,
     ),
     Target(
         name="run-file",
-        entry="echo_node.runfile.read_run_file",
+        entry="echo_node.runs.spec.read_run_file",
         opener=_in_folder("run.toml", lambda folder: read_run_file(folder / "run.toml")),
         seeds=lambda: [RUN_FILE.encode()],
         takes=False,
     ),
     Target(
         name="seed-text",
-        entry="echo_node.net.meeting.seeds.parse_seed",
+        entry="echo_node.net.discovery.seeds.parse_seed",
         opener=plain(lambda data: parse_seed(data.decode("utf-8", "replace"))),
         seeds=lambda: [each.encode() for each in _SEEDS],
         most=512,
     ),
     Target(
         name="backup-text",
-        entry="echo_node.backup.whose",
-        opener=plain(lambda data: whose(data.decode("utf-8", "replace"))),
+        entry="echo_node.identity.key_backup.peer_of",
+        opener=plain(lambda data: peer_of(data.decode("utf-8", "replace"))),
         seeds=lambda: [write_backup(STRANGER, "a long passphrase", Cost(doublings=14)).encode()],
         most=2_048,
     ),
     Target(
         name="peer-book",
-        entry="echo_node.net.meeting.peerbook.PeerBook",
+        entry="echo_node.net.discovery.address_book.AddressBook",
         opener=_in_folder("peers", _book),
         seeds=_books,
         most=16_384,
     ),
     Target(
         name="key-file",
-        entry="echo_node.keyfile.load",
+        entry="echo_node.identity.keyfile.load",
         opener=_in_folder("key", _key),
         seeds=lambda: [bytes(32), bytes(33)],
         most=128,

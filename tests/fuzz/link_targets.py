@@ -1,4 +1,4 @@
-"""Targets below streams: the first bytes of a stranger, the handshake, the frames of a connection, the door for large blobs."""
+"""Targets below streams: first bytes, handshake, frames of a connection, the bulk port."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from libp2p.security.noise.transport import Transport as StockTransport
 from libp2p.stream_muxer.exceptions import MuxedConnError, MuxedStreamError
 from multiaddr import Multiaddr
 
-from echo_node.net.blobs.bulk import BulkLimits, BulkPort, _Visit
-from echo_node.net.host import id_of
-from echo_node.net.muxing import frames
-from echo_node.net.muxing.frames import pack
-from echo_node.net.muxing.yamux import Yamux
+from echo_node.net.blobs.bulk_server import BulkLimits, BulkPort, _Visit
 from echo_node.net.noise import NoiseTransport
+from echo_node.net.swarm import id_of
+from echo_node.net.yamux import frames
+from echo_node.net.yamux.frames import pack
+from echo_node.net.yamux.muxer import Yamux
 from tests.fuzz.loops import bare, looped
 from tests.fuzz.net_targets import MULTISTREAM, host, starts
 from tests.fuzz.target import Target
@@ -114,12 +114,12 @@ def _frames() -> list[bytes]:
     ]
 
 
-async def _door(data: bytes) -> None:
-    """Whoever shows something at the door for large blobs, once TLS has been spoken: nobody has a pass."""
+async def _bulk_pass(data: bytes) -> None:
+    """Redeem arbitrary bytes at the bulk port after the TLS handshake: no token is out."""
     listener = trio.socket.socket()
     try:
         await listener.bind(("127.0.0.1", 0))
-        port = BulkPort(_NO_NETWORK, _NO_NETWORK, _NO_NETWORK, BulkLimits(), listener)
+        port = BulkPort(_NO_NETWORK, [listener], BulkLimits())
         port._redeem(data[1:33], _Visit("192.0.2.1"))
     finally:
         listener.close()
@@ -131,7 +131,7 @@ _NO_NETWORK: Any = None
 TARGETS: Final = [
     Target(
         name="handshake",
-        entry="echo_node.net.host.HardSwarm.upgrade_inbound_raw_conn",
+        entry="echo_node.net.swarm.HardSwarm.upgrade_inbound_raw_conn",
         opener=functools.partial(looped, bare(_upgrade)),
         seeds=lambda: starts(MULTISTREAM + b"\x07/noise\n" + b"\0\x20" + bytes(32), MULTISTREAM, bytes(40)),
         prefix=1,
@@ -148,15 +148,15 @@ TARGETS: Final = [
     ),
     Target(
         name="yamux",
-        entry="echo_node.net.muxing.yamux.Yamux.start",
+        entry="echo_node.net.yamux.muxer.Yamux.start",
         opener=functools.partial(looped, bare(_yamux)),
         seeds=lambda: starts(*_frames()),
         prefix=1,
     ),
     Target(
         name="bulk-pass",
-        entry="echo_node.net.blobs.bulk.BulkPort._redeem",
-        opener=functools.partial(looped, bare(_door)),
+        entry="echo_node.net.blobs.bulk_server.BulkPort._redeem",
+        opener=functools.partial(looped, bare(_bulk_pass)),
         seeds=lambda: starts(bytes(32), b"\xff" * 32),
         takes=False,  # nobody has a pass
         most=64,

@@ -1,4 +1,4 @@
-"""Targets on this machine: processes that a contract or an engine may have taken over, programs that reach loopback, the LAN."""
+"""Targets on this machine: jailed contracts, engine processes, programs on loopback, the LAN."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy as np
 import trio
 from zeroconf import ServiceInfo
 
-from echo_node.board import Board
 from echo_node.contract import Prompt
-from echo_node.contract.jail.parcels import pack_prompt
-from echo_node.contract.jail.pipe import Pipe, PipeError
-from echo_node.contract.jail.seat import _understood
+from echo_node.contract.jail.process import MAX_MESSAGE_BYTES
+from echo_node.contract.jail.serde import pack_prompt
+from echo_node.contract.jail.worker import _read_answer as read_answer
 from echo_node.contract.sandbox import _read_answer, _read_prompt
-from echo_node.control.serving import NodeHand, _Desk
-from echo_node.dashboard.app import Powers, application
-from echo_node.dashboard.door import Door
-from echo_node.dashboard.live import Listeners
-from echo_node.dashboard.serving import Server
-from echo_node.dashboard.totals import Totals
+from echo_node.control.server import NodeControl, _ControlServer
+from echo_node.dashboard.aggregates import Aggregates
+from echo_node.dashboard.app import Permissions, application
+from echo_node.dashboard.origin_guard import OriginGuard
+from echo_node.dashboard.server import Server
+from echo_node.dashboard.sse import Listeners
 from echo_node.dashboard.view import View
-from echo_node.engine import parcels
-from echo_node.engine import pipe as engine_pipe
 from echo_node.engine.base import Claim, Draw, Finished, SamplingLimits, SlotRequest
-from echo_node.net.meeting.lan import SERVICE, Lan
-from echo_node.pausing import Gate
+from echo_node.engine.worker import serde
+from echo_node.net.discovery.mdns import SERVICE, MdnsDiscovery
+from echo_node.runtime import ipc
+from echo_node.runtime.pause_gate import PauseGate
+from echo_node.telemetry.snapshot import Snapshot
 from tests.fuzz.loops import bare, looped
 from tests.fuzz.target import Feed, Target, plain
 from tests.fuzz.wires import ME, PEER
@@ -45,7 +45,7 @@ LISTEN_SECONDS: Final = 100.0
 
 
 async def _called(serve: Callable[[trio.SocketStream], Awaitable[None]], data: bytes) -> bytes:
-    """Somebody connects, says all of this at once, listens for a while, and hangs up: then it must be over."""
+    """Connect, send all of this at once, read for a while, hang up: then it must be over."""
     ours, its = socket.socketpair()
     its.settimeout(0)
     its.send(data)
@@ -76,16 +76,20 @@ def _heard(end: socket.socket) -> bytes:
 
 
 async def _page(data: bytes) -> bool:
-    board = Board()
-    totals = Totals(board)
+    board = Snapshot()
+    totals = Aggregates(board)
     view = View(board, totals, may_control=True)
-    server = Server(Door(application(view, totals, Powers("token", NodeHand(Gate())), Listeners()), PORT))
+    server = Server(
+        OriginGuard(
+            application(view, totals, Permissions("token", NodeControl(PauseGate())), Listeners()), PORT
+        )
+    )
     said = await _called(server.take, data)
     return said.startswith(b"HTTP/1.1 20")
 
 
 async def _control(data: bytes) -> bool:
-    said = await _called(_Desk(Board(), NodeHand(Gate())).take, data)
+    said = await _called(_ControlServer(Snapshot(), NodeControl(PauseGate())).take, data)
     return bool(said) and b'"error"' not in said
 
 
@@ -111,17 +115,17 @@ def _requests() -> list[bytes]:
 
 @contextmanager
 def _jail() -> Generator[Feed]:
-    """What a jailed process says: an answer to a question about a prompt, or an answer of the contract's own."""
+    """A message of a jailed process: about a prompt, or an answer of the contract's own."""
 
     def feed(data: bytes) -> None:
         ours, its = socket.socketpair()
-        with its, closing(Pipe(ours)) as pipe:
+        with its, closing(ipc.Pipe(ours, max_bytes=MAX_MESSAGE_BYTES)) as pipe:
             its.settimeout(0)
             its.send(data[1:])
             its.shutdown(socket.SHUT_WR)
             read: Any = _read_prompt if data[:1] == b"\0" else _read_answer
             for index in range(2):
-                _understood(pipe.receive(5.0), [TOKEN, index], read)
+                read_answer(pipe.expect(5.0), TOKEN, index, read)
 
     yield feed
 
@@ -129,40 +133,49 @@ def _jail() -> Generator[Feed]:
 def _jail_says() -> list[bytes]:
     prompt = pack_prompt(Prompt("r12345=", {"digits": "12345"}, "Be brief.", chat=True))
     said = [
-        (b"\0", [[TOKEN, 0, True, *prompt], [TOKEN, 1, True, *prompt]]),
-        (b"\1", [[TOKEN, 0, True, "54321"], [TOKEN, 1, True, "1"]]),
-        (b"\1", [[TOKEN, 0, False, "it failed", False], [TOKEN, 1, False, "no memory", True]]),
+        (b"\0", [{"kind": "result", "fields": prompt}] * 2),
+        (b"\1", [{"kind": "result", "fields": ["54321"]}, {"kind": "result", "fields": ["1"]}]),
+        (
+            b"\1",
+            [
+                {"kind": "failed", "reason": "it failed", "out_of_memory": False},
+                {"kind": "failed", "reason": "no memory", "out_of_memory": True},
+            ],
+        ),
     ]
     return [
-        which + b"".join(len(body).to_bytes(4, "little") + body for body in map(msgpack.packb, messages))
-        for which, messages in said
+        which
+        + b"".join(
+            ipc.encode({**answer, "token": TOKEN, "index": index}) for index, answer in enumerate(answers)
+        )
+        for which, answers in said
     ]
 
 
 _LIMITS: Final = SamplingLimits(max_tokens=4, temperature=1.0, end_tokens=frozenset({12}), vocab_size=16)
 _UNPACKERS: Final[tuple[Callable[[Any], object], ...]] = (
-    parcels.unpack_finished,
-    parcels.unpack_scores,
-    parcels.unpack_description,
-    parcels.unpack_request,
-    parcels.unpack_claim,
-    parcels.unpack_change,
-    parcels.unpack_limits,
+    serde.unpack_finished,
+    serde.unpack_scores,
+    serde.unpack_description,
+    serde.unpack_request,
+    serde.unpack_claim,
+    serde.unpack_change,
+    serde.unpack_limits,
 )
 
 
 def _engine(data: bytes) -> None:
     """What an engine's process says, and what it is told."""
     if data:
-        _UNPACKERS[data[0] % len(_UNPACKERS)](engine_pipe.decode(data[1:]))
+        _UNPACKERS[data[0] % len(_UNPACKERS)](ipc.decode(data[1:]))
 
 
 def _engine_says() -> list[bytes]:
     ids, logprobs = np.array([1, 2, 12]), np.array([-0.5, -0.25, -0.125])
-    finished = parcels.pack_finished(Finished(0, 1, Draw(ids, logprobs, "end", ())))
-    request = parcels.pack_request(SlotRequest(ids, bytes(32), 2, _LIMITS))
-    claim = parcels.pack_claim(Claim(ids, ids))
-    told = ((0, finished), (3, request), (4, claim), (6, parcels.pack_limits(_LIMITS)))
+    finished = serde.pack_finished(Finished(0, 1, Draw(ids, logprobs, "end", ())))
+    request = serde.pack_request(SlotRequest(ids, bytes(32), 2, _LIMITS))
+    claim = serde.pack_claim(Claim(ids, ids))
+    told = ((0, finished), (3, request), (4, claim), (6, serde.pack_limits(_LIMITS)))
     return [bytes([which]) + msgpack.packb({"kind": "said", **message}) for which, message in told]
 
 
@@ -173,7 +186,7 @@ def _lan(data: bytes) -> bool:
     """The TXT record of a node that announces itself by multicast DNS."""
     found: list[bytes] = []
     info = ServiceInfo(SERVICE, f"fuzz.{SERVICE}", properties=data)
-    Lan(ME.public, list)._tell(info, lambda public, _ways: found.append(public))
+    MdnsDiscovery(ME.public, list)._report(info, lambda public, _ways: found.append(public))
     return bool(found)
 
 
@@ -185,13 +198,13 @@ def _records() -> list[bytes]:
 TARGETS: Final = [
     Target(
         name="page",
-        entry="echo_node.dashboard.serving.Server.take",
+        entry="echo_node.dashboard.server.Server.take",
         opener=functools.partial(looped, bare(_page)),
         seeds=_requests,
     ),
     Target(
         name="control",
-        entry="echo_node.control.serving.serve_control",
+        entry="echo_node.control.server.serve_control",
         opener=functools.partial(looped, bare(_control)),
         seeds=lambda: [
             b'{"ask": "status", "steps": 3}\n',
@@ -203,23 +216,23 @@ TARGETS: Final = [
     ),
     Target(
         name="jail-pipe",
-        entry="echo_node.contract.jail.pipe.Pipe.receive",
+        entry="echo_node.runtime.ipc.Pipe.receive",
         opener=_jail,
         seeds=_jail_says,
-        also=(PipeError,),
+        also=(ipc.PipeError,),
         prefix=1,
     ),
     Target(
         name="engine-pipe",
-        entry="echo_node.engine.pipe.decode",
+        entry="echo_node.runtime.ipc.decode",
         opener=plain(_engine),
         seeds=_engine_says,
-        also=(engine_pipe.PipeError,),
+        also=(ipc.PipeError,),
         prefix=1,
     ),
     Target(
         name="lan",
-        entry="echo_node.net.meeting.lan.Lan._tell",
+        entry="echo_node.net.discovery.mdns.MdnsDiscovery._report",
         opener=plain(_lan),
         seeds=_records,
         most=1_024,

@@ -1,6 +1,7 @@
-"""A trio loop in a thread that stands as long as a target is open, on a clock that jumps over every wait.
+"""A trio loop in a thread, as long as a target is open, on a clock that jumps over every wait.
 
-So a handler that waits for a silent peer is through in no time, and one that waits without a deadline is found.
+So a handler that waits for a silent peer is through in no time, and one that waits without a
+deadline is found.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ AOpener = Callable[[], AbstractAsyncContextManager[AFeed]]
 
 @contextmanager
 def looped(opener: AOpener, *, still: float = 0.0, patient: bool = False) -> Generator[Feed]:
-    """Run a target's coroutines. `still` is how long all must rest before the clock jumps: more than 0 where threads work.
+    """Run a target's coroutines.
+
+    `still` is how long all must rest before the clock jumps: more than 0 where threads work.
 
     A `patient` one may wait for as long as its peer is connected: something else ends that.
     """

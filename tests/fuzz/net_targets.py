@@ -1,6 +1,7 @@
-"""Targets of the network below all roles: what a stranger can say before and after it has shown who it is.
+"""Targets of the network below all roles: messages before and after authentication.
 
-The host is the real one and listens nowhere; each input has fresh parts around it, so that it can be repeated alone.
+The host is the real one and listens nowhere; each input has fresh parts around it, so that it can
+be repeated alone.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from libp2p.identity.identify.pb.identify_pb2 import Identify
 from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, Limit, PeerId, Reservation, Status, StopMessage
 from multiaddr import Multiaddr
 
-from echo_node.net.asking import Asking
 from echo_node.net.base import ACCEPT
-from echo_node.net.broken import BROKEN
-from echo_node.net.gossip.node import Gossip
+from echo_node.net.dht.kademlia import Dht
+from echo_node.net.dht.wire import write_kad
+from echo_node.net.discovery.dial_queue import DialQueue, Source
+from echo_node.net.gossip.router import Gossip
 from echo_node.net.gossip.wire import write_length
-from echo_node.net.host import HardHost, build_host, id_of
+from echo_node.net.host import HardHost, build_host
 from echo_node.net.identify import PING, PUSH
-from echo_node.net.kad.dht import Dht
-from echo_node.net.kad.wire import write_kad
-from echo_node.net.meeting.candidates import Candidates, Source
-from echo_node.net.reaching.autonat import AutoNat
-from echo_node.net.reaching.circuit import HOP, STOP, Circuits, Slot
-from echo_node.net.reaching.relay import Relay
-from echo_node.net.standing import Standing
+from echo_node.net.peer_scoring import PeerScores
+from echo_node.net.reachability.autonat import AutoNat
+from echo_node.net.reachability.circuit import HOP, STOP, Circuits, Slot
+from echo_node.net.reachability.relay import Relay
+from echo_node.net.request_response import RequestResponse
+from echo_node.net.swarm import BROKEN, id_of
 from tests.fuzz.decoders import DHT, GOSSIP
 from tests.fuzz.loops import bare, looped
 from tests.fuzz.target import Target
@@ -78,7 +79,7 @@ def _stream(
 
 
 def _gossip() -> Handler:
-    found = Gossip(host(), Standing(), Counter())
+    found = Gossip(host(), PeerScores(), Counter())
     found._mesh.add(PEER.public)
     found._outgoing[PEER.public] = _outgoing()
 
@@ -90,22 +91,22 @@ def _gossip() -> Handler:
 
 
 def _outgoing() -> Any:
-    from echo_node.net.gossip.node import _Outgoing
+    from echo_node.net.gossip.router import _Outgoing
 
     return _Outgoing()
 
 
 def _dht() -> Dht:
-    candidates = Candidates(ME.public, trio.current_time)
+    candidates = DialQueue(ME.public, trio.current_time)
 
     def suggest(public: bytes, addresses: Any, _why: str) -> None:
         candidates.add(public, addresses, Source.SUGGESTED)
 
-    return Dht(host(), Standing(), Counter(), suggest)
+    return Dht(host(), PeerScores(), Counter(), suggest)
 
 
 def _push() -> Handler:
-    return host()._take_push
+    return host()._handle_push
 
 
 def _ping() -> Handler:
@@ -139,7 +140,7 @@ def _questions() -> Handler:
         await trio.lowlevel.checkpoint()
         return question
 
-    asking = Asking(host(), Counter())
+    asking = RequestResponse(host(), Counter())
     serving = asking.serve("/fuzz/1", echo, most=512)
 
     async def take(wire: Wire) -> None:
@@ -176,14 +177,14 @@ def _answering(ask: Callable[[HardHost], Awaitable[object]]) -> Handler:
 
 async def _ask(there: HardHost) -> None:
     with trio.move_on_after(10):  # who asks sets the deadline
-        await Asking(there, Counter()).ask(PEER.public, "/fuzz/1", b"question", 512)
+        await RequestResponse(there, Counter()).request(PEER.public, "/fuzz/1", b"question", 512)
 
 
 async def _converse(_there: HardHost) -> None:
     dht = _dht()
     answer = await dht._ask(id_of(PEER.public), write_kad("get-providers", _KEY))
     if answer is not None:
-        dht._hear_of(answer.closer)
+        dht._remember(answer.closer)
 
 
 async def _reserve(there: HardHost) -> None:
@@ -244,19 +245,27 @@ def _said(*messages: Any) -> list[bytes]:
 TARGETS: Final = [
     _stream(
         "gossip-stream",
-        "echo_node.net.gossip.node.Gossip._read",
+        "echo_node.net.gossip.router.Gossip._read",
         _gossip,
         *GOSSIP,
         b"".join(GOSSIP),
         patient=True,  # a quiet neighbour is none the worse; Yamux ends a dead one
     ),
-    _stream("dht-stream", "echo_node.net.kad.dht.Dht._serve", lambda: _dht()._serve, *map(_prefixed, DHT)),
-    _stream("identify-push", "echo_node.net.host.HardHost._take_push", _push, *_said(_SELF)),
+    _stream(
+        "dht-stream", "echo_node.net.dht.kademlia.Dht._serve", lambda: _dht()._serve, *map(_prefixed, DHT)
+    ),
+    _stream("identify-push", "echo_node.net.host.HardHost._handle_push", _push, *_said(_SELF)),
     _stream("ping", "echo_node.net.identify.answer_pings", _ping, bytes(32), bytes(64)),
-    _stream("relay-hop", "echo_node.net.reaching.relay.Relay._asked", _relay, *_said(*_HOPS)),
-    _stream("relay-stop", "echo_node.net.reaching.circuit.Circuits._called", _circuit, *_said(_CALL)),
-    _stream("autonat", "echo_node.net.reaching.autonat.AutoNat._asked", _autonat, *_said(_DIAL)),
-    _stream("question", "echo_node.net.asking.Asking._take", _questions, framed(b"question"), framed(b"")),
+    _stream("relay-hop", "echo_node.net.reachability.relay.Relay._asked", _relay, *_said(*_HOPS)),
+    _stream("relay-stop", "echo_node.net.reachability.circuit.Circuits._called", _circuit, *_said(_CALL)),
+    _stream("autonat", "echo_node.net.reachability.autonat.AutoNat._asked", _autonat, *_said(_DIAL)),
+    _stream(
+        "question",
+        "echo_node.net.request_response.RequestResponse._handle",
+        _questions,
+        framed(b"question"),
+        framed(b""),
+    ),
     _stream(
         "negotiation",
         "echo_node.net.host.HardHost._swarm_stream_handler",
@@ -269,7 +278,7 @@ TARGETS: Final = [
     ),
     _stream(
         "answer",
-        "echo_node.net.asking.Asking.ask",
+        "echo_node.net.request_response.RequestResponse.request",
         lambda: _answering(_ask),
         b"\0" + framed(b"answer"),
         b"\4" + framed(b"no"),
@@ -277,19 +286,19 @@ TARGETS: Final = [
     ),
     _stream(
         "dht-answer",
-        "echo_node.net.kad.dht.Dht._converse",
+        "echo_node.net.dht.kademlia.Dht._converse",
         lambda: _answering(_converse),
         *map(_prefixed, DHT),
     ),
     _stream(
         "relay-answer",
-        "echo_node.net.reaching.circuit.Circuits.reserve",
+        "echo_node.net.reachability.circuit.Circuits.reserve",
         lambda: _answering(_reserve),
         *_said(_SLOT, HopMessage(type=HopMessage.STATUS, status=Status.RESERVATION_REFUSED)),
     ),
     _stream(
         "autonat-answer",
-        "echo_node.net.reaching.autonat.AutoNat.ask",
+        "echo_node.net.reachability.autonat.AutoNat.ask",
         lambda: _answering(_dial_us),
         *_said(_DIALLED),
     ),

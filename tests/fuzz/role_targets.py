@@ -1,6 +1,7 @@
-"""Targets of the roles: what trainers, verifiers, samplers, standbys and electors hear by gossip and are asked on streams.
+"""Targets of the roles: gossip and requests to trainers, verifiers, samplers, standbys, electors.
 
-The first byte says who has signed the rest: nobody (it is sealed as it came), or a member of the run, whose seal is real.
+The first byte says who has signed the rest: nobody (it is sealed as it came), or a member of the
+run, whose seal is real.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from echo_node.admission import Admission
 from echo_node.engine.base import EngineError
-from echo_node.net.outbox.deliveries import Taker, serve_deliveries
+from echo_node.net.outbox.direct_delivery import Taker, serve_deliveries
 from echo_node.net.outbox.outbox import open_outbox
-from echo_node.referring import Fetching
+from echo_node.rollouts.admission import Admission
+from echo_node.rollouts.gossip_validation import GossipValidator, validate_receipt
+from echo_node.rollouts.group_refs import GroupRefFetcher
 from echo_node.sampler.loop import SamplerLoop
-from echo_node.sifting import Sieve
-from echo_node.trainer.gathering import GossipSource
-from echo_node.trainer.heeding import Heeding
+from echo_node.trainer.gossip_source import GossipSource
 from echo_node.trainer.journal import TrainingJournal, open_journal
 from echo_node.trainer.receipts import Receipts
-from echo_node.trainer.replay import ReplayBuffer
-from echo_node.trainer.roster import JoinDesk
-from echo_node.trainer.verdicts import VerdictPolicy
-from echo_node.trainer.witnessing import Witnessing
+from echo_node.trainer.replay_buffer import ReplayBuffer
+from echo_node.trainer.roster import RosterBuilder
+from echo_node.trainer.sender_quota import SenderQuota
+from echo_node.trainer.verdict_listener import StandbyVerdictListener, VerdictEnforcer, VerdictListener
+from echo_node.trainer.verdict_policy import VerdictPolicy
 from echo_node.verifier.loop import VerifierLoop
-from echo_node.weights.pull import Puller
+from echo_node.weights.puller import Puller
 from protocol import (
     Delivery,
     Figures,
@@ -137,17 +138,18 @@ def _source(cast_: Cast, desk: Desk) -> GossipSource:
     for version in range(2):
         admission.published(head(version), ROSTER)
     buffer = ReplayBuffer(capacity=6, staleness=2)
-    receipts = Receipts(desk, TRAINER, run().id, lambda: head(1))
-    fetching = Fetching(desk, run().id, welcome=admission.is_member)
+    receipts = Receipts(desk, TRAINER, run().id)
+    receipts.set_head(head(1))
+    fetching = GroupRefFetcher(desk, run().id, welcome=admission.is_member)
     return GossipSource(
         run().id,
         2,
         buffer,
         receipts,
-        admission.judge_all,
-        admission.release,
+        admission,
         cast_.journal,
-        Sieve(run(), admission),
+        validator := GossipValidator(run(), admission),
+        SenderQuota(validator.named),
         fetching,
     )
 
@@ -163,7 +165,7 @@ def batched(data: bytes, signers: Signers) -> bytes:
 async def _groups(cast_: Cast, data: bytes) -> bool:
     desk = Desk(TRAINER, gossip={topic(topics.GROUPS): batched(data, GROUPS)}, sender=SAMPLER.public)
     source = _source(cast_, desk)
-    await source.hear(desk)
+    await source.listen(desk)
     return len(source._buffer) > 0
 
 
@@ -182,8 +184,8 @@ async def _deliver(cast_: Cast, data: bytes) -> bool:
     desk = Desk(TRAINER)
     source = _source(cast_, desk)
     takers = {
-        topic(topics.JOINS): JoinDesk(run()).taker(cast_.journal),
-        topic(topics.GROUPS): Taker(source.look_at, source.take),
+        topic(topics.JOINS): RosterBuilder(run()).taker(cast_.journal),
+        topic(topics.GROUPS): Taker(source.validate, source.take),
     }
     if which == 0:
         question = data[1:]
@@ -206,16 +208,18 @@ VERDICTS: Final[Signers] = ((Verdict.KIND, VERIFIER), (Verdict.KIND, SAMPLER))
 
 async def _verdicts(cast_: Cast, data: bytes) -> bool:
     desk = Desk(TRAINER, gossip={topic(topics.VERDICTS): batched(data, VERDICTS)})
-    receipts = Receipts(desk, TRAINER, run().id, lambda: head(1))
+    receipts = Receipts(desk, TRAINER, run().id)
+    receipts.set_head(head(1))
     policy = VerdictPolicy(run(), TRAINER, clock=lambda: 1e9)
     buffer = ReplayBuffer(capacity=6, staleness=2)
-    await Heeding(run(), policy, buffer, receipts, cast_.journal, lambda: None).hear(desk)
+    enforcer = VerdictEnforcer(buffer, receipts, cast_.journal)
+    await VerdictListener(run(), policy, enforcer, cast_.journal).listen(desk)
     return bool(desk.heard)
 
 
 async def _witnessed(cast_: Cast, data: bytes) -> bool:
     desk = Desk(STANDBY, gossip={topic(topics.VERDICTS): batched(data, VERDICTS)})
-    await Witnessing(run(), desk, STANDBY, cast_.journal, clock=lambda: 1e9).follow()
+    await StandbyVerdictListener(run(), desk, STANDBY, cast_.journal, clock=lambda: 1e9).follow()
     return bool(desk.heard)
 
 
@@ -244,7 +248,7 @@ def _verdict_seeds() -> list[bytes]:
 
 
 class NoEngine:
-    """An engine that has not come up: what peers say is looked at before it is asked for anything."""
+    """An engine that has not come up: messages of peers are checked before it is used."""
 
     engine_class = ENGINE
     loaded = None
@@ -279,7 +283,7 @@ RECEIPTS: Final[Signers] = ((Receipt.KIND, TRAINER), (Receipt.KIND, STANDBY), (R
 async def _receipts(cast_: Cast, data: bytes) -> bool:
     desk = Desk(SAMPLER, gossip={topic(topics.RECEIPTS): sealed(data, RECEIPTS)})
     loop = _sampler(cast_, desk)
-    async with desk.subscribe(topic(topics.RECEIPTS), loop._look_at_receipt) as receipts:
+    async with desk.subscribe(topic(topics.RECEIPTS), functools.partial(validate_receipt, run())) as receipts:
         await loop._read(receipts)
     return bool(desk.heard)
 
@@ -315,12 +319,23 @@ def _rollout_seeds() -> list[bytes]:
 
 
 TARGETS: Final = [
-    role_target("groups", "echo_node.trainer.gathering.GossipSource.hear", _groups, group_seeds),
-    role_target("deliver", "echo_node.net.outbox.deliveries.serve_deliveries", _deliver, _delivery_seeds),
-    role_target("verdicts", "echo_node.trainer.heeding.Heeding.hear", _verdicts, _verdict_seeds),
-    role_target("witnessed", "echo_node.trainer.witnessing.Witnessing.follow", _witnessed, _verdict_seeds),
+    role_target("groups", "echo_node.trainer.gossip_source.GossipSource.listen", _groups, group_seeds),
+    role_target(
+        "deliver", "echo_node.net.outbox.direct_delivery.serve_deliveries", _deliver, _delivery_seeds
+    ),
+    role_target(
+        "verdicts", "echo_node.trainer.verdict_listener.VerdictListener.listen", _verdicts, _verdict_seeds
+    ),
+    role_target(
+        "witnessed",
+        "echo_node.trainer.verdict_listener.StandbyVerdictListener.follow",
+        _witnessed,
+        _verdict_seeds,
+    ),
     role_target("groups-verified", "echo_node.verifier.loop.VerifierLoop._hear", _to_verify, group_seeds),
-    role_target("receipts", "echo_node.sampler.loop.SamplerLoop._look_at_receipt", _receipts, receipt_seeds),
+    role_target(
+        "receipts", "echo_node.rollouts.gossip_validation.validate_receipt", _receipts, receipt_seeds
+    ),
     role_target(
         "rollout", "echo_node.sampler.loop.SamplerLoop._answer", _rollout, _rollout_seeds, takes=False
     ),

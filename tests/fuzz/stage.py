@@ -1,6 +1,7 @@
-"""A small real run without torch, a network whose every answer is a fuzzer's, and messages that a member signs unread.
+"""A small real run without torch, a network whose answers are a fuzzer's, and signed messages.
 
-Most of what peers say is signed, and no fuzzer forges a signature: here the body is a fuzzer's, and the seal is real.
+Most of what peers say is signed, and no fuzzer forges a signature: here the body is a fuzzer's, and
+the seal is real.
 """
 
 # ruff: noqa: ARG002 -- the signatures are the network's
@@ -17,16 +18,16 @@ import numpy as np
 import trio
 from libp2p.custom_types import TProtocol
 
-from echo_node import embedded
 from echo_node.contract import load
-from echo_node.net.asking import Asking
+from echo_node.models import embedded
 from echo_node.net.base import ACCEPT, CAPACITY, Handler, Message, PeerEvent, RequestError, Validator
-from echo_node.net.guard import judge
+from echo_node.net.handler_guard import run_validator
 from echo_node.net.host import HardHost, build_host
-from echo_node.net.inbox import Inbox
-from echo_node.run import Run, draft, read_model
-from echo_node.weights.state import layout_of
+from echo_node.net.request_response import RequestResponse
+from echo_node.net.subscription import Subscription
+from echo_node.runs.run import Run, draft, read_model
 from echo_node.weights.store import WeightsStore
+from echo_node.weights.tensors import layout_of
 from protocol import (
     ZERO,
     Completion,
@@ -106,7 +107,7 @@ def group(slot: int = 0, version: int = 0) -> TrajectoryGroup:
     """What an honest sampler with a perfect model says."""
     told = run()
     prompt, ids = told.prompt(told.slot_key(head(version).id, SAMPLER.public, slot))
-    answer = [*told.tokenizer.encode(told.contract.answer(prompt)), *told.told.model.end_tokens[:1]]
+    answer = [*told.tokenizer.encode(told.contract.answer(prompt)), *told.manifest.model.end_tokens[:1]]
     row = np.array(answer, dtype=np.int64)
     said = Completion(row, np.full(len(row), -0.5), "end", 1.0, (Stretch(0, len(row), 0),))
     return TrajectoryGroup.of(
@@ -115,7 +116,7 @@ def group(slot: int = 0, version: int = 0) -> TrajectoryGroup:
         engine=ENGINE,
         heads=(head(version).id,),
         slot=slot,
-        vocabulary=told.told.model.vocab_size,
+        vocabulary=told.manifest.model.vocab_size,
     )
 
 
@@ -145,7 +146,11 @@ Answer = Callable[[bytes, str, bytes], bytes]
 
 
 class Desk:
-    """A network of one: what it serves can be asked over streams in memory, what it asks is answered by a function."""
+    """A network of one node.
+
+    What it serves can be requested over streams in memory; its own requests are answered by a
+    function.
+    """
 
     def __init__(
         self,
@@ -156,8 +161,9 @@ class Desk:
         sender: bytes = STRANGER.public,
     ) -> None:
         self.public = me.public
+        self.bulk: Any = None
         self._host = _host(me)
-        self._asking = Asking(self._host, Counter())
+        self._asking = RequestResponse(self._host, Counter())
         self._gossip = gossip or {}
         self._answer = answer
         self._sender = sender
@@ -180,12 +186,12 @@ class Desk:
     @asynccontextmanager
     async def subscribe(
         self, topic: str, validator: Validator, *, capacity: int = CAPACITY
-    ) -> AsyncGenerator[Inbox[Message]]:
+    ) -> AsyncGenerator[Subscription[Message]]:
         """Everything that is ever gossiped on the topic, and then the end."""
-        inbox: Inbox[Message] = Inbox(capacity)
+        inbox: Subscription[Message] = Subscription(capacity)
         if topic in self._gossip:
             message = Message(topic, self._gossip[topic], self._sender)
-            if judge(validator, message, Counter()) is ACCEPT:
+            if run_validator(validator, message, Counter()) is ACCEPT:
                 self.heard += 1
                 inbox.put(message)
         inbox._in.close()
@@ -219,8 +225,8 @@ class Desk:
         return "192.0.2.1"
 
     @asynccontextmanager
-    async def watch(self) -> AsyncGenerator[Inbox[PeerEvent]]:
-        inbox: Inbox[PeerEvent] = Inbox(CAPACITY)
+    async def watch(self) -> AsyncGenerator[Subscription[PeerEvent]]:
+        inbox: Subscription[PeerEvent] = Subscription(CAPACITY)
         await trio.lowlevel.checkpoint()
         yield inbox
         inbox.close()

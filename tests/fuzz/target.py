@@ -1,7 +1,8 @@
 """A target: the real code that takes bytes from outside, and what may come out of it.
 
-Whatever comes in, only errors of ours come out (those name who failed), no bug is merely contained and logged, nothing waits
-for ever, and what is said about it stays short. It knows no fuzzer: targets run alone, in the suite and under atheris.
+Whatever comes in, only errors of ours come out (those name who failed), no bug is merely contained
+and logged, nothing waits for ever, and what is said about it stays short. It knows no fuzzer:
+targets run alone, in the suite and under atheris.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ class BugError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One way in. `entry` is the code that takes the bytes; `also` are errors that its caller expects besides ours."""
+    """One entry point.
+
+    `entry` is the code that takes the bytes; `also` are errors that its caller expects besides
+    ours.
+    """
 
     name: str
     entry: str
@@ -42,13 +47,19 @@ class Target:
     prefix: int = 0
     """Bytes at the start that choose what is done with the rest."""
     takes: bool = True
-    """Whether some of its seeds are taken; else what stands around it is missing, and all are refused in the end."""
+    """Whether some of its seeds are accepted.
+
+    If none is, its surroundings are missing, and every input is refused.
+    """
     memory: int = 8 * 2**20
     """Bytes that one input may take for a moment, besides seventy times its own size."""
 
     @contextmanager
     def open(self) -> Generator[Feed]:
-        """What to give inputs to: it returns whether the input was taken, and raises for a bug alone."""
+        """Return a function that takes inputs.
+
+        It returns whether the input was accepted, and raises for a bug alone.
+        """
         contained = _Contained()
         log = logging.getLogger("echo_node")
         was = log.level, log.propagate
@@ -82,7 +93,10 @@ class Target:
 
 
 class _Contained(logging.Handler):
-    """Errors that were logged: a node says nothing at this level about a peer, only about itself."""
+    """Errors that were logged.
+
+    A node logs nothing at this level about a peer, only about itself.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

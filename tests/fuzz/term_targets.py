@@ -1,23 +1,23 @@
-"""Targets of what every node does: it follows the chain and who leads it, votes if it may, and serves what it holds."""
+"""Targets of every node: following the chain and its leader, voting, and serving what it holds."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
 
-from echo_node.attesting import attest
+from echo_node.credit.statement_server import serve_statements
+from echo_node.election.checkpoint_replication import CheckpointFetcher
+from echo_node.election.elector import ElectorServer, VoteLog
+from echo_node.election.heartbeat import HeartbeatMonitor
+from echo_node.election.lease import Lease
 from echo_node.errors import PeerError
-from echo_node.introducing import introduce
-from echo_node.net.meeting.exchange import Exchange
-from echo_node.net.meeting.places import Scope
-from echo_node.terms.heartbeat import Pulse
-from echo_node.terms.lease import Lease
-from echo_node.terms.replicas import Borrowing
-from echo_node.terms.voting import VoteBox, VotingDesk
-from echo_node.weights.hearing import Hearing
-from echo_node.weights.offering import Offering
+from echo_node.net.discovery.address_scope import Scope
+from echo_node.net.discovery.peer_exchange import PeerExchange
+from echo_node.runs.manifest_exchange import serve_manifest
+from echo_node.weights.chain_follower import ChainFollower
+from echo_node.weights.seeding import WeightsSeeder
 from protocol import (
     GrantsQuestion,
     HeadsQuestion,
@@ -51,7 +51,7 @@ HEADS: Final[Signers] = (
 async def _heads(cast_: Cast, data: bytes) -> bool:
     """Judged, and not kept: each input meets the same chain."""
     desk = Desk(SAMPLER, gossip={topic(topics.HEADS): sealed(data, HEADS)})
-    async with desk.subscribe(topic(topics.HEADS), Hearing(desk, cast_.store).judge):
+    async with desk.subscribe(topic(topics.HEADS), ChainFollower(desk, cast_.store).judge):
         return bool(desk.heard)
 
 
@@ -73,7 +73,7 @@ def grant(vote: TermVote) -> bytes:
 
 async def _grants(cast_: Cast, data: bytes) -> bool:
     desk = Desk(SAMPLER, gossip={topic(topics.GRANTS): data[1:]})
-    async with desk.subscribe(topic(topics.GRANTS), Hearing(desk, cast_.store).judge_grant):
+    async with desk.subscribe(topic(topics.GRANTS), ChainFollower(desk, cast_.store).judge_grant):
         return bool(desk.heard)
 
 
@@ -83,10 +83,10 @@ BEATS: Final[Signers] = ((Heartbeat.KIND, TRAINER), (Heartbeat.KIND, STANDBY), (
 async def _beats(cast_: Cast, data: bytes) -> bool:
     """A standby hears them: what they name as checkpoint may be fetched."""
     desk = Desk(STANDBY, gossip={topic(topics.HEARTBEATS): sealed(data, BEATS)})
-    hearing = Hearing(desk, cast_.store)
+    hearing = ChainFollower(desk, cast_.store)
     lease = Lease(lambda: cast_.store.follower, 60.0)
-    borrowing = Borrowing(desk, cast_.folder / "borrowed", lambda _path: None, most=2**20)
-    pulse = Pulse(desk, hearing, lease, told=borrowing.hear)
+    borrowing = CheckpointFetcher(desk, cast_.folder / "borrowed", lambda _path: None, most=2**20)
+    pulse = HeartbeatMonitor(desk, hearing, lease, on_heartbeat=borrowing.hear)
     lease.begin()
     async with desk.subscribe(topic(topics.HEARTBEATS), pulse.judge) as beats:
         async for message in beats:
@@ -107,10 +107,10 @@ async def _votes(cast_: Cast, data: bytes) -> bool:
     """The asker is the candidate that the question names; what is voted goes to a fresh box."""
     desk = Desk(VERIFIER)
     with tempfile.TemporaryDirectory(dir=cast_.folder) as folder:
-        box = VoteBox(Path(folder), VERIFIER, run().id, durable=False)
+        box = VoteLog(Path(folder), VERIFIER, run().id, durable=False)
         lease = Lease(lambda: cast_.store.follower, 60.0)
         lease._listening, lease._heard = -1e6, None
-        voting = VotingDesk(desk, Hearing(desk, cast_.store), lease, box, held=lambda: head(1))
+        voting = ElectorServer(desk, ChainFollower(desk, cast_.store), lease, box, held=lambda: head(1))
         with voting.serve():
             return await desk.ask(topics.VOTE_STREAM, data[1:], STANDBY.public)
 
@@ -141,23 +141,23 @@ _STREAMS: Final = (
 async def _served(cast_: Cast, data: bytes) -> bool:
     desk = Desk(SAMPLER)
     stream = _STREAMS[data[0] % len(_STREAMS)] if data else topics.WANTS_STREAM
-    port: Any = SimpleNamespace(offer=_no_door)
-    exchange = Exchange(
+    desk.bulk = SimpleNamespace(offer=_refuse_bulk)
+    exchange = PeerExchange(
         SAMPLER.public,
         desk._asking,
         lambda: {TRAINER.public: ["/ip4/192.0.2.5/tcp/4001"]},
         lambda _peer: Scope.PUBLIC,
     )
-    async with Offering(desk, cast_.store, port=port).serve(), introduce(desk, run().manifest):
+    async with WeightsSeeder(desk, cast_.store).serve(), serve_manifest(desk, run().sealed_manifest):
         with (
-            desk.serve(topics.PEERS_STREAM, exchange.answer, most=limits.PEERS_QUESTION_BYTES),
-            attest(desk, SAMPLER, run().id, cast_.journal.sums),
+            desk.serve(topics.PEERS_STREAM, exchange.respond, most=limits.PEERS_QUESTION_BYTES),
+            serve_statements(desk, SAMPLER, run().id, cast_.journal.sums),
         ):
             return await desk.ask(stream, data[1:])
 
 
-def _no_door(_peer: bytes, ask: BulkAsk) -> object:
-    raise PeerError(f"no door for {len(ask.slices)} slices here")
+def _refuse_bulk(_peer: bytes, ask: BulkAsk, _registry: object, _uplink: object) -> object:
+    raise PeerError(f"no token for {len(ask.slices)} slices here")
 
 
 def _served_seeds() -> list[bytes]:
@@ -177,14 +177,14 @@ def _served_seeds() -> list[bytes]:
 
 
 TARGETS: Final = [
-    role_target("heads", "echo_node.weights.hearing.Hearing.judge", _heads, _head_seeds),
+    role_target("heads", "echo_node.weights.chain_follower.ChainFollower.judge", _heads, _head_seeds),
     role_target(
         "grants",
-        "echo_node.weights.hearing.Hearing.judge_grant",
+        "echo_node.weights.chain_follower.ChainFollower.judge_grant",
         _grants,
         lambda: [b"\0" + grant(vote(base)) for base in (0, 1, 2)],
     ),
-    role_target("heartbeats", "echo_node.terms.heartbeat.Pulse.judge", _beats, _beat_seeds),
-    role_target("vote", "echo_node.terms.voting.VotingDesk._answer", _votes, _vote_seeds),
-    role_target("served", "echo_node.weights.offering.Offering.serve", _served, _served_seeds),
+    role_target("heartbeats", "echo_node.election.heartbeat.HeartbeatMonitor.judge", _beats, _beat_seeds),
+    role_target("vote", "echo_node.election.elector.ElectorServer._answer", _votes, _vote_seeds),
+    role_target("served", "echo_node.weights.seeding.WeightsSeeder.serve", _served, _served_seeds),
 ]

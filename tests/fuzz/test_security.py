@@ -1,4 +1,4 @@
-"""SECURITY.md names what exists: code, targets and tests; and every stream, topic and target stands in it."""
+"""SECURITY.md names code, targets and tests that exist, and every stream, topic and target."""
 
 from __future__ import annotations
 

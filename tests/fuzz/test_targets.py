@@ -1,4 +1,4 @@
-"""Every target on its seeds and on some changes of them, without a fuzzer; and that a target sees what it should."""
+"""Every target on its seeds and some mutations, without a fuzzer; and that targets detect bugs."""
 
 from __future__ import annotations
 

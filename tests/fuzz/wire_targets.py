@@ -1,4 +1,4 @@
-"""Targets of the wire alone: every decoder of `protocol`, and those of gossip and of the DHT, fed directly."""
+"""Targets of the wire alone: every decoder of `protocol`, of gossip and of the DHT."""
 
 from __future__ import annotations
 

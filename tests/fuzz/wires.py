@@ -1,6 +1,7 @@
-"""Streams and connections in memory, whose other end is a fuzzer's: what came in is all that ever comes.
+"""Streams and connections in memory, whose other end is a fuzzer's; no more bytes ever come.
 
-The first byte of an input says how: whether the peer hangs up afterwards or falls silent, and in which pieces it arrives.
+The first byte of an input says how: whether the peer hangs up afterwards or falls silent, and in
+which pieces it arrives.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import trio
 from libp2p.connection_types import ConnectionType
 from libp2p.network.stream.exceptions import StreamEOF, StreamReset
 
-from echo_node.net.host import id_of
+from echo_node.net.swarm import id_of
 from protocol import Identity
 
 ME, PEER = Identity(b"m" * 32), Identity(b"p" * 32)

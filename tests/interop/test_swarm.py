@@ -1,7 +1,7 @@
-"""A peer of js-libp2p takes part in a swarm of ours: it joins, finds, hears, says, asks and answers.
+"""A peer of js-libp2p in a swarm of ours: discovery, gossip, requests and responses.
 
-The swarm is real hosts on loopback, in this process; the peer is `swarm/peer.js`, in a process of its own. It opens
-and seals with the code of this folder, which was written from SPEC.md alone.
+The swarm is real hosts on loopback, in this process; the peer is `swarm/peer.js`, in a process of
+its own. It opens and seals with the code of this folder, which was written from SPEC.md alone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
 from echo_node.net.base import ACCEPT
-from echo_node.net.host import id_of
-from echo_node.net.kad.dht import QUESTION_SECONDS
-from echo_node.net.libp2p import SwarmSettings, join_swarm
+from echo_node.net.dht.kademlia import QUESTION_SECONDS
+from echo_node.net.libp2p import join_swarm
+from echo_node.net.swarm import id_of
+from echo_node.net.swarm_settings import SwarmSettings
 from protocol import Heartbeat, Identity, blob_id, open_sealed, peer_id, seal, topics
 from tests.protocol.examples import HEARTBEAT, RUN, TRAINER
 
@@ -167,7 +168,7 @@ def heartbeat(version, identity=TRAINER):
 
 
 def validator(message):
-    """As the validators of a run do: what does not open is a `ProtocolError`, and that a refusal."""
+    """Validate as a run does: what does not open is a `ProtocolError`, hence a refusal."""
     open_sealed(message.data, Heartbeat, RUN)
     return ACCEPT
 
@@ -228,7 +229,7 @@ async def test_what_it_provides_is_found_by_ours_and_dialled():
 
 
 async def test_ours_announce_to_it_and_it_tells_others():
-    """It keeps no key but those of SHA2-256, which ours are not: that one it refuses, and nobody is the worse for it."""
+    """js-libp2p keeps SHA2-256 keys only, which ours are not: it refuses, and nobody is harmed."""
     key = bytes.fromhex("1220") + KEY[2:]
     async with javascript() as peer, ours(SEED) as seed:
         await dial(seed, peer)
@@ -314,7 +315,7 @@ async def test_it_refuses_a_forgery_of_ours():
 
 
 async def test_what_was_said_before_it_came_is_offered_asked_for_and_recovered_both_ways(monkeypatch):
-    """It is in no mesh and knows nobody but the seed: there is no other way than IHAVE and IWANT."""
+    """The peer is in no mesh and knows only the seed: IHAVE and IWANT are the only way."""
     monkeypatch.setattr("echo_node.net.gossip.mesh.WINDOW", 30)  # for as long as `peer.js`, on a busy machine
     monkeypatch.setattr("echo_node.net.gossip.mesh.HISTORY", 40)
     async with (

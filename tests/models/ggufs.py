@@ -1,4 +1,4 @@
-"""Tiny Llama models as GGUF files with a tokenizer, and the ways in which such a file can be wrong."""
+"""Tiny Llama models as GGUF files with a tokenizer, and broken variants of such files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hub on the loopback: the few answers that its library asks for, real bytes, and the faults of a real network."""
+"""A hub on loopback: the answers that its library asks for, real bytes, and network faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ COMMIT = hashlib.sha1(b"the first commit").hexdigest()  # noqa: S324 - what git 
 
 @dataclass
 class Hub:
-    """Models by name; every request is written down. `break_after` cuts each answer with a file after so many bytes."""
+    """Models by name; every request is recorded.
+
+    `break_after` cuts each answer with a file after so many bytes.
+    """
 
     models: dict[str, Path]
     gated: frozenset[str] = frozenset()

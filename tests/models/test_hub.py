@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from echo_node import embedded
 from echo_node.errors import ConfigError
-from echo_node.models.finding import find_model
+from echo_node.models import embedded
 from echo_node.models.hub import is_hub_id
+from echo_node.models.model_source import find_model
 from tests.models.hubs import COMMIT, Hub, nobody_there, serving
 
 NAME = "somebody/reverser"

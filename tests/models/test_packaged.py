@@ -1,4 +1,4 @@
-"""GGUF files inside installed packages. The packages are real to Python: files and a record of them on its path."""
+"""GGUF files inside installed packages, which are files and a record of them on Python's path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from base64 import urlsafe_b64encode
 import pytest
 
 from echo_node.errors import ConfigError
-from echo_node.models.finding import find_model
+from echo_node.models.model_source import find_model
 from echo_node.models.packaged import packaged_gguf
 
 DATA = b"GGUF and so on"

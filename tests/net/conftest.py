@@ -1,4 +1,4 @@
-"""The media of the network. A medium that is added to `MEDIA` goes through every test that asks for `join`."""
+"""The implementations of the network. Each one in `MEDIA` runs every test that asks for `join`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from echo_node.net.libp2p import SwarmSettings, join_swarm
+from echo_node.net.libp2p import join_swarm
 from echo_node.net.memory import MemorySwarm
+from echo_node.net.swarm_settings import SwarmSettings
 from tests.net.behaviour import IDENTITIES, until
 
 

@@ -7,20 +7,20 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import trio
 
-from echo_node.net.blobs.blobs import Blobs
-from echo_node.net.blobs.bulk import open_port
+from echo_node.net.blobs.blob_registry import BlobRegistry
+from echo_node.net.blobs.bulk_server import open_port
+from echo_node.net.blobs.client import BlobClient
 from echo_node.net.blobs.download import DownloadSettings
-from echo_node.net.blobs.serving import BlobDesk
-from echo_node.net.blobs.shelf import Shelf
+from echo_node.net.blobs.server import BlobServer
 from echo_node.net.memory import MemorySwarm
-from echo_node.net.throttle import Uplink
+from echo_node.net.rate_limit import UploadLimit
 from protocol import Identity, blob_id, topics
 
 MIB = 1024 * 1024
 ASKER = Identity(b"a" * 32)
 QUICK = DownloadSettings(stall_floor=0.4, stall_factor=4.0, stall_cap=5.0)
 """As patient as a test."""
-BY_DOOR = DownloadSettings(
+BY_BULK_PORT = DownloadSettings(
     stall_floor=0.4, stall_factor=4.0, stall_cap=5.0, bulk_from=1, least_span=2 * MIB, span=4 * MIB
 )
 
@@ -37,7 +37,7 @@ def flipped(data: bytes, every: int = MIB) -> bytes:
     return bytes(wrong)
 
 
-class Silence(Uplink):
+class Silence(UploadLimit):
     """An uplink on which, after so many bytes, nothing passes any more."""
 
     def __init__(self, after: int = 0) -> None:
@@ -62,14 +62,14 @@ class Site:
         self._stack = stack
         self._count = 0
 
-    def blobs(self, settings=QUICK, **more) -> Blobs:
-        return Blobs(self.network, settings=settings, luck=random.Random(5), **more)
+    def blobs(self, settings=QUICK, **more) -> BlobClient:
+        return BlobClient(self.network, settings=settings, luck=random.Random(5), **more)
 
-    async def source(self, blobs, *, uplink=None, door=False, announce=True):
+    async def source(self, blobs, *, uplink=None, bulk=False, announce=True):
         """A node that serves these blobs; it can be killed."""
         self._count += 1
         return await self._nursery.start(
-            _serve, self.swarm, bytes([self._count]) * 32, blobs, uplink, door, announce
+            _serve, self.swarm, bytes([self._count]) * 32, blobs, uplink, bulk, announce
         )
 
 
@@ -90,16 +90,17 @@ class Source:
         self._scope.cancel()
 
 
-async def _serve(swarm, seed, blobs, uplink, door, announce, *, task_status):
-    shelf = Shelf()
-    shelf.keep(b"all", {blob_id(data): data for data in blobs} if isinstance(blobs, list) else blobs)
+async def _serve(swarm, seed, blobs, uplink, bulk, announce, *, task_status):
+    registry = BlobRegistry()
+    registry.keep(b"all", {blob_id(data): data for data in blobs} if isinstance(blobs, list) else blobs)
     with trio.CancelScope() as scope:
         async with AsyncExitStack() as stack:
             network = await stack.enter_async_context(swarm.join(Identity(seed)))
-            port = await stack.enter_async_context(open_port(network, shelf, uplink)) if door else None
-            stack.enter_context(BlobDesk(network, shelf, uplink, port).serve())
+            port = await stack.enter_async_context(open_port(network)) if bulk else None
+            network.bulk = port
+            stack.enter_context(BlobServer(network, registry, uplink).serve())
             if announce:
-                for blob in shelf._names[b"all"]:
+                for blob in registry._names[b"all"]:
                     await network.provide(topics.blob_key(blob))
             task_status.started(Source(network, scope, port))
             await trio.sleep_forever()

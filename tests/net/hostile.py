@@ -1,4 +1,4 @@
-"""A victim, an honest neighbour, and somebody with a bare host who means ill: what the tests of attacks share."""
+"""Fixtures of the attack tests: a victim, an honest neighbour, and an attacker with a bare host."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from multiaddr import Multiaddr
 
 from echo_node.net.base import ACCEPT, Reject
 from echo_node.net.gossip.wire import write_length
-from echo_node.net.host import build_host, id_of, running
-from echo_node.net.libp2p import SwarmSettings, join_swarm
+from echo_node.net.host import build_host, running
+from echo_node.net.libp2p import join_swarm
+from echo_node.net.swarm import id_of
+from echo_node.net.swarm_settings import SwarmSettings
 from tests.net.behaviour import IDENTITIES, STREAM, TOPIC
 
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)
@@ -42,7 +44,7 @@ async def until(condition):
 
 
 class Scene:
-    """The victim serves an echo and reads a topic, on which messages that start with `bad` are refused."""
+    """A victim that serves an echo and reads a topic; messages starting with `bad` are refused."""
 
     def __init__(self, victim, honest, ill, inbox):
         self.victim = victim

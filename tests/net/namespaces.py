@@ -1,8 +1,8 @@
-"""An internet for a test: network namespaces, one per machine, with real NAT between homes and the rest.
+"""An internet for a test: a network namespace per machine, with real NAT for homes.
 
-`with internet() as net:` gives machines that all can reach (`net.public`) and machines at home behind a router
-that masquerades (`net.home`); two homes have no route to each other. Everything is gone afterwards, also when the
-test failed; what a killed run left behind, the next one takes away. It knows nothing of what runs on the machines.
+`with internet() as net:` gives machines that all can reach (`net.public`) and machines at home
+behind a router that masquerades (`net.home`); two homes have no route to each other. Everything is
+gone afterwards, also when the test failed; what a killed run left behind, the next one takes away.
 NAT is asked of the kernel directly, so that neither `iptables` nor `nft` has to be installed.
 """
 
@@ -58,7 +58,10 @@ class Internet:
         return Machine(namespace, address, address)
 
     def home(self) -> Machine:
-        """A machine behind a router with NAT. All homes use the same private addresses, as homes do."""
+        """Add a machine behind a router with NAT.
+
+        All homes use the same private addresses, as homes do.
+        """
         router, inside = self._namespace("router"), self._namespace("home")
         seen = self._plug_in(router)
         _ip("-n", router, "link", "add", "lan", "type", "veth", "peer", "name", "eth0", "netns", inside)
@@ -149,7 +152,8 @@ def _run(*words: str) -> None:
 def masquerade() -> None:
     """Make this namespace a router with NAT: what it forwards leaves under its own address.
 
-    In nft's words: `table ip nat { chain out { type nat hook postrouting priority 100; masquerade; } }`
+    In nft's words:
+    `table ip nat { chain out { type nat hook postrouting priority 100; masquerade; } }`
     """
     with open("/proc/sys/net/ipv4/ip_forward", "w", encoding="ascii") as switch:  # noqa: PTH123 -- no file
         switch.write("1")

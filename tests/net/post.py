@@ -1,7 +1,8 @@
-"""What the tests of delivery share: items, a sender that can restart, and a receiver that can restart.
+"""Shared by the tests of delivery: items, a sender and a receiver that can restart.
 
-The receiver stands for a trainer: it takes items by gossip and by hand, keeps them in its arrivals and acknowledges them
-by answers, by gossip or by both. A receipt is the ids in a row here, since the network does not know receipts.
+The receiver stands for a trainer: it takes items by gossip and by hand, keeps their ids in a file
+and acknowledges them by replies, by gossip or by both. A receipt is a row of ids here, since the
+network does not know receipts.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ import trio.testing
 
 from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT
-from echo_node.net.outbox.arrivals import open_arrivals
 from echo_node.net.outbox.backoff import Patience
-from echo_node.net.outbox.deliveries import Taker, serve_deliveries
-from echo_node.net.outbox.item import Item
-from echo_node.net.outbox.outbox import open_outbox
+from echo_node.net.outbox.direct_delivery import Taker, serve_deliveries
+from echo_node.net.outbox.outbox import Item, open_outbox
 from echo_node.net.outbox.redelivery import Redelivery
 from protocol import canonical, fill_batches, topics
 
@@ -83,7 +82,7 @@ class Sender:
                 outbox,
                 recipients=lambda: self.recipients,
                 pack=pack,
-                heard=self.heard,
+                on_response=self.heard,
                 patience=self.patience,
                 luck=self.luck,
             )
@@ -109,7 +108,7 @@ class Sender:
 
 
 class Receiver:
-    """Arrivals behind a network. `handed` is what it passed on, in all its lives."""
+    """A file of ids behind a network. `handed` has the new ones of all its lives, each once."""
 
     def __init__(self, swarm, identity, path, *, answers=True, gossips=True):
         self.swarm, self.identity, self.path = swarm, identity, path
@@ -124,11 +123,10 @@ class Receiver:
         self.lives += 1
         async with (
             self.swarm.join(self.identity) as network,
-            open_arrivals(self.path) as arrivals,
             network.subscribe(GROUPS, accept) as gossip,
             trio.open_nursery() as nursery,
         ):
-            self.network, self.arrivals = network, arrivals
+            self.network, self.kept = network, self.read_file()
             nursery.start_soon(self.listen, gossip)
             with serve_deliveries(network, {GROUPS: Taker(accept, self.take)}):
                 yield self
@@ -146,16 +144,27 @@ class Receiver:
         return b"".join(taken) if self.answers else b""
 
     async def keep(self, data):
-        """Everything that may be acknowledged: new or not."""
-        told = unpack(data)
-        self.handed += ids(await self.arrivals.take(told))
+        """Return the ids that may be acknowledged, new or not."""
+        received = list(dict.fromkeys(ids(unpack(data))))
+        new = [each for each in received if each not in self.kept]
+        with self.path.open("ab") as file:  # written before anything is acknowledged
+            file.write(b"".join(new))
+        self.kept.update(dict.fromkeys(new))
+        self.handed += new
         self.some.set()
-        return ids(told)
+        return received
+
+    def read_file(self):
+        """Return the ids in the file, without the torn one that a kill may leave at its end."""
+        data = self.path.read_bytes() if self.path.exists() else b""
+        whole = data[: len(data) // 32 * 32]
+        self.path.write_bytes(whole)
+        return {whole[i : i + 32]: None for i in range(0, len(whole), 32)}
 
     async def acknowledge(self, taken):
         if self.gossips:
-            nonce = random.randbytes(8)  # a receipt is never the same bytes twice, or gossip would drop it
+            nonce = random.randbytes(8)  # or gossip would drop a second equal receipt
             await self.network.publish(RECEIPTS, nonce + b"".join(taken))
 
-    async def waiting(self):
-        return ids(await self.arrivals.waiting())
+    def waiting(self):
+        return list(self.kept)

@@ -1,4 +1,4 @@
-"""A sender or a receiver of `post` as a process of its own, in a real swarm: lines of JSON in, lines of JSON out."""
+"""A sender or a receiver of `post` as a process in a real swarm: JSON lines in, JSON lines out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import trio
 
-from echo_node.net.libp2p import SwarmSettings, join_swarm
+from echo_node.net.libp2p import join_swarm
+from echo_node.net.swarm_settings import SwarmSettings
 from protocol import Identity
 from tests.net.post import Receiver, Sender, items
 
@@ -52,7 +53,7 @@ async def tell(node):
         if isinstance(node, Sender):
             say(pending=node.outbox.pending, peers=len(node.network.peers()))
         else:
-            say(waiting=[each.hex() for each in await node.waiting()], peers=len(node.network.peers()))
+            say(waiting=[each.hex() for each in node.waiting()], peers=len(node.network.peers()))
         await trio.sleep(TELL_SECONDS)
 
 

@@ -1,7 +1,7 @@
-"""Nodes in a process of their own, which talk to whoever started it over a socket, one JSON object a line.
+"""Nodes in a process of their own, driven over a socket, one JSON object a line.
 
-Commands come in; the greeting and the answers go out. The process ends when the socket does, so that nobody who started
-it leaves it behind.
+Commands come in; the greeting and the answers go out. The process ends when the socket does, so
+that nobody who started it leaves it behind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 import trio
 
 from echo_node.net.base import ACCEPT, RequestError
-from echo_node.net.libp2p import SwarmSettings, join_swarm
+from echo_node.net.libp2p import join_swarm
+from echo_node.net.swarm_settings import SwarmSettings
 from protocol import Identity, TrajectoryGroup, open_sealed, seal
 from tests.net.behaviour import TOPIC
 
@@ -60,7 +61,10 @@ class Node:
         return len(self._network._gossip.subscribers(topic))
 
     async def subscribe(self, topic=TOPIC, *, sealed=False, capacity=1024):
-        """Keep what arrives. A topic of sealed groups keeps who signed which slot, and opens the seals."""
+        """Keep what arrives.
+
+        A topic of sealed groups keeps who signed which slot, and opens the seals.
+        """
         from tests.protocol.examples import (
             RUN,
         )  # not at the top: a cold start is measured, and these take long

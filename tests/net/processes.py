@@ -1,7 +1,7 @@
-"""Nodes as real processes, for tests and benchmarks: started, asked, stopped and reaped, all within deadlines.
+"""Nodes as real processes, for tests and benchmarks: started, asked, stopped within deadlines.
 
-What a process wrote to stderr stands in the error of whoever waited for it in vain. It knows nothing of what is asked;
-the commands are the methods of `process_node.Node`.
+What a process wrote to stderr stands in the error of whoever waited for it in vain. It knows
+nothing of what is asked; the commands are the methods of `process_node.Node`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STDERR_BYTES = 20_000
 
 
 class ProcessError(AssertionError):
-    """A process of ours died, fell silent or refused. What it wrote to stderr is part of the text."""
+    """A process of ours died, fell silent or refused. Its stderr is part of the text."""
 
 
 class Place:
@@ -169,7 +169,10 @@ async def start_process(identities, seeds=()):
 
 @asynccontextmanager
 async def start_nodes(count, *, per_process=1):
-    """Nodes that have the first one as their seed. The first process is up before the others start."""
+    """Start nodes that have the first one as their seed.
+
+    The first process is up before the others start.
+    """
     identities = [Identity(n.to_bytes(2) * 16) for n in range(1, count + 1)]
     async with _house(_fork) as start:
         processes = [await start(identities[:per_process], ())]
@@ -220,7 +223,7 @@ def _start(theirs, settings, stderr):
 
 
 def _fork(theirs, settings, stderr):
-    """From a process that has done the imports: they take seconds, and a swarm would spend them over and over."""
+    """Fork from a process that has done the imports, which take seconds for every node."""
     child = FORKS.Process(target=process_node.main, args=(theirs, settings, str(stderr)), daemon=True)
     child.start()
     return child

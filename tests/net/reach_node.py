@@ -1,4 +1,4 @@
-"""A node of the tests of reachability, as a process: commands as lines of JSON on stdin, answers on stdout.
+"""A node of the reachability tests, as a process: JSON commands on stdin, answers on stdout.
 
 {"do": "connect", "to": [address, …]}      {"do": "look"}
 {"do": "send", "peer": id, "bytes": n}     {"do": "dial", "peer": id, "to": [address, …]}
@@ -17,7 +17,7 @@ from multiaddr import Multiaddr
 
 from echo_node.errors import PeerError, boundary
 from echo_node.net.host import build_host, running
-from echo_node.net.reaching.reach import Reach
+from echo_node.net.reachability.reachability import Reachability
 from protocol import Identity
 
 ECHO = "/test/digest/1"
@@ -78,7 +78,7 @@ async def main(seed, listen, public):
     host = build_host(Identity(bytes([seed]) * 32))
     host.set_stream_handler(ECHO, digest)
     async with running(host, [listen]), trio.open_nursery() as nursery:
-        reach = Reach(host, public=public)
+        reach = Reachability(host, public=public)
         nursery.start_soon(reach.run)
         print(json.dumps({"id": str(host.get_id())}), flush=True)  # noqa: T201 -- it talks to the test
         async for line in trio.wrap_file(sys.stdin):

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import trio
 
-from echo_node.net.host import HardHost, build_host, id_of, running
-from echo_node.net.meeting.discovery import Discovery
-from echo_node.net.meeting.peerbook import PeerBook
-from echo_node.net.meeting.seeds import Seed, parse_seed
+from echo_node.net.discovery.address_book import AddressBook
+from echo_node.net.discovery.dialer import Dialer
+from echo_node.net.discovery.seeds import Seed, parse_seed
+from echo_node.net.host import HardHost, build_host, running
+from echo_node.net.swarm import id_of
 from protocol import Identity
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
@@ -22,8 +23,8 @@ class Node:
 
     identity: Identity
     host: HardHost
-    discovery: Discovery
-    book: PeerBook
+    discovery: Dialer
+    book: AddressBook
 
     @property
     def public(self) -> bytes:
@@ -39,7 +40,7 @@ class Node:
         return parse_seed(f"{self.address}/p2p/{self.identity.peer_id}")
 
     def peers(self) -> set[bytes]:
-        return self.discovery._acquainted.connected()
+        return self.discovery._peers.connected()
 
 
 @asynccontextmanager
@@ -47,9 +48,9 @@ async def searching(identity=None, *, listen=LOOPBACK, book=None, **options):
     """A node that listens and looks for peers."""
     identity = identity or Identity.generate()
     host = build_host(identity)
-    book = book if book is not None else PeerBook(None)
+    book = book if book is not None else AddressBook(None)
     async with running(host, [listen]), trio.open_nursery() as nursery:
-        discovery = Discovery(host, book=book, **options)
+        discovery = Dialer(host, book=book, **options)
         nursery.start_soon(discovery.run)
         try:
             yield Node(identity, host, discovery, book)
@@ -59,7 +60,10 @@ async def searching(identity=None, *, listen=LOOPBACK, book=None, **options):
 
 @asynccontextmanager
 async def crowd():
-    """Nodes that come and go in any order: `node, leave = await add(…)`. All that are left go together."""
+    """Nodes that come and go in any order: `node, leave = await add(…)`.
+
+    All that are left go together.
+    """
     async with trio.open_nursery() as nursery:
 
         async def live(options, task_status):

@@ -1,4 +1,4 @@
-"""Blobs from many peers at once: whatever the sources do, what is handed over is right, and who lied is known."""
+"""Downloads from several sources: fast, resumable, and safe from sources that stall or lie."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import trio
 
 from echo_node.errors import PeerError, StoreError
 from echo_node.net.base import RequestError
-from echo_node.net.blobs.blobs import Want
-from echo_node.net.blobs.drafts import FileDraft
-from echo_node.net.blobs.serving import READS_EACH
-from echo_node.net.throttle import Throttle, Uplink
+from echo_node.net.blobs.client import Want
+from echo_node.net.blobs.partial_blob import FilePartialBlob
+from echo_node.net.blobs.server import READS_EACH
+from echo_node.net.rate_limit import Throttle, UploadLimit
 from protocol import blob_id, canonical, encode, topics
 from protocol.blob import BlobRead, Slice
 from tests.net.behaviour import SOON, refused, until
-from tests.net.holding import BY_DOOR, MIB, QUICK, Silence, flipped, site, some_bytes
+from tests.net.holding import BY_BULK_PORT, MIB, QUICK, Silence, flipped, site, some_bytes
 
 
 class Medium:
@@ -34,18 +34,18 @@ WHOLE = some_bytes(64 * MIB)
 NAME = blob_id(WHOLE)
 
 
-@pytest.mark.parametrize("settings", [QUICK, BY_DOOR], ids=["over-streams", "by-door"])
+@pytest.mark.parametrize("settings", [QUICK, BY_BULK_PORT], ids=["over-streams", "by-bulk-port"])
 async def test_a_stall_a_lie_and_a_death_leave_the_download_complete_and_the_bad_ones_recorded(
     settings, tmp_path, join
 ):
-    door = settings is BY_DOOR
+    bulk = settings is BY_BULK_PORT
     async with site(swarm=Medium(join)) as here:
         slow = 20 * MIB  # so that there is a half-way to die at
-        honest = await here.source([WHOLE], uplink=Uplink(each=slow), door=door)
-        stalls = await here.source([WHOLE], uplink=Silence(after=3 * MIB), door=door)
+        honest = await here.source([WHOLE], uplink=UploadLimit(each=slow), bulk=bulk)
+        stalls = await here.source([WHOLE], uplink=Silence(after=3 * MIB), bulk=bulk)
         half_wrong = flipped(WHOLE, 2 * MIB)  # whichever of its pieces are asked for, some are wrong
-        lies = await here.source({NAME: half_wrong}, uplink=Uplink(each=slow), door=door)
-        dies = await here.source([WHOLE], uplink=Uplink(each=slow), door=door)
+        lies = await here.source({NAME: half_wrong}, uplink=UploadLimit(each=slow), bulk=bulk)
+        dies = await here.source([WHOLE], uplink=UploadLimit(each=slow), bulk=bulk)
 
         def at_half_time(progress):
             if progress.done > progress.total // 2:
@@ -61,23 +61,23 @@ async def test_a_stall_a_lie_and_a_death_leave_the_download_complete_and_the_bad
         assert faults[lies.public]["wrong-blob"] == 1
         assert "wrong-blob" not in faults.get(honest.public, {}) | faults.get(dies.public, {})
         assert here.network.scores() == {lies.public: {"wrong-blob": 1}}
-        if door:
+        if bulk:
             assert honest.port.counts["served"] > 1
 
 
-@pytest.mark.parametrize("door", [False, True], ids=["over-streams", "by-door"])
-async def test_a_download_that_was_killed_goes_on_where_it_was(door, tmp_path):
+@pytest.mark.parametrize("bulk", [False, True], ids=["over-streams", "by-bulk-port"])
+async def test_a_download_that_was_killed_goes_on_where_it_was(bulk, tmp_path):
     size = 24 * MIB
     data = some_bytes(size)
     with subprocess.Popen(  # noqa: ASYNC220 - it starts at once, and reading from it is done in a thread
-        [sys.executable, "-m", "tests.net.resuming", str(tmp_path), str(size)], stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.net.resume_program", str(tmp_path), str(size)], stdout=subprocess.PIPE
     ) as process:
         assert await trio.to_thread.run_sync(process.stdout.readline) == b"half\n"
         process.kill()
     assert not (tmp_path / blob_id(data).hex()).exists(), "nothing half-written under the final name"
     async with site() as here:
-        source = await here.source([data], door=door)
-        blobs = here.blobs(BY_DOOR if door else QUICK)
+        source = await here.source([data], bulk=bulk)
+        blobs = here.blobs(BY_BULK_PORT if bulk else QUICK)
         paths = await blobs.fetch_to(tmp_path, [Want(blob_id(data), size)])
         assert paths[blob_id(data)].read_bytes() == data
         assert blobs.sources.of(source.public).received <= size // 2, "only the rest was fetched"
@@ -89,10 +89,10 @@ async def test_a_download_that_was_killed_goes_on_where_it_was(door, tmp_path):
 
 async def test_a_piece_on_disk_that_was_a_lie_is_found_out_and_blamed_on_nobody(tmp_path):
     data = some_bytes(8 * MIB)
-    draft = FileDraft(tmp_path, blob_id(data), len(data))
+    partial = FilePartialBlob(tmp_path, blob_id(data), len(data))
     wrong = flipped(data[:MIB])
-    draft.write(0, wrong, blob_id(wrong))
-    draft.close()
+    partial.write(0, wrong, blob_id(wrong))
+    partial.close()
     async with site() as here:
         await here.source([data])
         blobs = here.blobs()
@@ -211,7 +211,7 @@ async def test_the_last_pieces_are_asked_of_two_and_the_first_to_bring_them_wins
     data = some_bytes(8 * MIB)
     async with site() as here:
         stalls = await here.source([data], uplink=Silence(after=MIB))
-        await here.source([data], uplink=Uplink(each=30 * MIB))
+        await here.source([data], uplink=UploadLimit(each=30 * MIB))
         blobs = here.blobs(dataclasses.replace(QUICK, stall_floor=60.0, stall_cap=60.0))
         with trio.fail_after(30):
             assert await blobs.fetch([Want(blob_id(data), len(data))]) == {blob_id(data): data}
@@ -223,7 +223,7 @@ async def test_the_last_pieces_are_asked_of_two_and_the_first_to_bring_them_wins
 async def test_a_source_that_went_is_replaced_by_a_spare_one():
     data = some_bytes(40 * MIB)
     async with site() as here:
-        sources = [await here.source([data], uplink=Uplink(each=16 * MIB)) for _ in range(6)]
+        sources = [await here.source([data], uplink=UploadLimit(each=16 * MIB)) for _ in range(6)]
         seen, killed = [], []
 
         def kill_two(progress):
@@ -247,20 +247,20 @@ async def test_a_source_that_went_is_replaced_by_a_spare_one():
 async def test_faster_sources_give_more():
     data = some_bytes(32 * MIB)
     async with site() as here:
-        slow = await here.source([data], uplink=Uplink(each=4 * MIB))
-        fast = await here.source([data], uplink=Uplink(each=32 * MIB))
+        slow = await here.source([data], uplink=UploadLimit(each=4 * MIB))
+        fast = await here.source([data], uplink=UploadLimit(each=32 * MIB))
         blobs = here.blobs(dataclasses.replace(QUICK, stall_floor=30.0, stall_cap=30.0, bulk_from=2**40))
         await blobs.fetch([Want(blob_id(data), len(data))])
         assert blobs.sources.of(fast.public).received > 2 * blobs.sources.of(slow.public).received
 
 
-@pytest.mark.parametrize("door", [False, True], ids=["over-streams", "by-door"])
-async def test_the_downlink_is_never_faster_than_its_limit(door):
+@pytest.mark.parametrize("bulk", [False, True], ids=["over-streams", "by-bulk-port"])
+async def test_the_downlink_is_never_faster_than_its_limit(bulk):
     data, rate = some_bytes(8 * MIB), 8 * MIB
     async with site() as here:
         for _ in range(2):
-            await here.source([data], door=door)
-        blobs = here.blobs(BY_DOOR if door else QUICK, downlink=Throttle(rate))
+            await here.source([data], bulk=bulk)
+        blobs = here.blobs(BY_BULK_PORT if bulk else QUICK, downlink=Throttle(rate))
         start = trio.current_time()
         await blobs.fetch([Want(blob_id(data), len(data))])
         assert len(data) / (trio.current_time() - start) < 1.5 * rate
@@ -286,7 +286,7 @@ async def test_a_disk_that_fails_ends_the_download_with_the_disks_name(tmp_path,
     def full(_self, _offset, _data, _digest):
         raise StoreError("no space left")
 
-    monkeypatch.setattr(FileDraft, "write", full)
+    monkeypatch.setattr(FilePartialBlob, "write", full)
     async with site() as here:
         source = await here.source([data])
         blobs = here.blobs()

@@ -1,4 +1,4 @@
-"""The door beside the connection: who is let in, for what, for how long; and what the asking side puts up with."""
+"""The bulk port: who is let in, for what, for how long; and what the asking side puts up with."""
 
 from __future__ import annotations
 
@@ -12,40 +12,46 @@ import pytest
 import trio
 
 from echo_node.errors import PeerError
-from echo_node.net.blobs import bulk_reader as room
-from echo_node.net.blobs.blobs import Want
-from echo_node.net.blobs.bulk import BulkLimits, BulkPort, open_port
-from echo_node.net.blobs.bulk_reader import NoDoorError, read_bulk
-from echo_node.net.blobs.serving import BlobDesk
-from echo_node.net.blobs.shelf import Shelf
-from echo_node.net.blobs.tls import asking, door
+from echo_node.net.blobs import bulk_client as room
+from echo_node.net.blobs.blob_registry import BlobRegistry
+from echo_node.net.blobs.bulk_client import NoBulkPortError, read_bulk
+from echo_node.net.blobs.bulk_server import BulkLimits, BulkPort, open_port
+from echo_node.net.blobs.bulk_tls import client_tls, server_tls
+from echo_node.net.blobs.client import Want
+from echo_node.net.blobs.server import BlobServer
 from echo_node.net.memory import MemorySwarm
-from echo_node.net.throttle import Uplink
+from echo_node.net.rate_limit import UploadLimit
 from protocol import blob_id, encode, topics
 from protocol.blob import BulkAsk, BulkOffer, Slice, bulk_pass
 from tests.net.behaviour import IDENTITIES, SOON, refused, until
-from tests.net.holding import BY_DOOR, MIB, Silence, site, some_bytes
+from tests.net.holding import BY_BULK_PORT, MIB, Silence, site, some_bytes
 
 DATA = some_bytes(5 * MIB + 12_345)
 BLOB = blob_id(DATA)
 ASK = BulkAsk((Slice(BLOB, 1_000, 3 * MIB), Slice(BLOB, 0, 10)))
 ASKED = DATA[1_000 : 1_000 + 3 * MIB] + DATA[:10]
+REGISTRY = BlobRegistry()
+REGISTRY.keep(b"all", {BLOB: DATA})
 HASTY = BulkLimits(handshake=0.2, window=0.3)
 
 
 @asynccontextmanager
-async def open_door(allowed=None, uplink=None, address="127.0.0.1"):
-    """A node with a door, and one that asks."""
-    shelf = Shelf()
-    shelf.keep(b"all", {BLOB: DATA})
+async def serving_bulk(allowed=None, uplink=None, address="127.0.0.1"):
+    """A node with a bulk port, and one that asks."""
     async with (
         MemorySwarm(address=address) as swarm,
         swarm.join(IDENTITIES[0]) as serving,
         swarm.join(IDENTITIES[1]) as asker,
-        open_port(serving, shelf, uplink, host="127.0.0.1", allowed=allowed) as port,
+        open_port(serving, ["127.0.0.1"], allowed=allowed) as port,
     ):
-        with BlobDesk(serving, shelf, uplink, port).serve():
+        serving.bulk = port
+        with BlobServer(serving, REGISTRY, uplink).serve():
             yield port, serving, asker
+
+
+def issue(port: BulkPort, peer: bytes, ask: BulkAsk) -> BulkOffer:
+    """A token for ranges of the registry, without an upload limit."""
+    return port.offer(peer, ask, REGISTRY, UploadLimit())
 
 
 def knock(port: BulkPort, said: bytes, *, patience=SOON) -> bytes:
@@ -53,7 +59,7 @@ def knock(port: BulkPort, said: bytes, *, patience=SOON) -> bytes:
     got = b""
     with (
         socket.create_connection(("127.0.0.1", port.port), timeout=patience) as plain,
-        asking().wrap_socket(plain) as connection,
+        client_tls().wrap_socket(plain) as connection,
     ):
         connection.sendall(said)
         while data := connection.recv(MIB):
@@ -85,16 +91,16 @@ async def read(asker, peer, ask=ASK, portions=None, pace=None) -> bytes:
 
 
 async def test_slices_come_in_their_order_and_cut_into_any_portions():
-    async with open_door() as (port, serving, asker):
+    async with serving_bulk() as (port, serving, asker):
         assert await read(asker, serving.public) == ASKED
         assert await read(asker, serving.public, portions=[1, MIB, 2 * MIB - 1, 4, 6]) == ASKED
         await until(lambda: port.counts == {"served": 2})
 
 
 async def test_a_token_is_good_once_and_for_its_owner_and_its_slices():
-    async with open_door() as (port, serving, asker):
+    async with serving_bulk() as (port, serving, asker):
         other = BulkAsk((Slice(BLOB, 0, 3 * MIB), Slice(BLOB, 0, 10)))
-        token = port.offer(asker.public, ASK).token
+        token = issue(port, asker.public, ASK).token
         for said in (
             token,
             bulk_pass(token, serving.public, ASK),
@@ -103,45 +109,45 @@ async def test_a_token_is_good_once_and_for_its_owner_and_its_slices():
         ):
             assert await knocked(port, said) == b""
         assert await knocked(port, bulk_pass(token, asker.public, ASK)) == ASKED
-        assert port.offer(asker.public, ASK).token != token
+        assert issue(port, asker.public, ASK).token != token
         assert await knocked(port, bulk_pass(token, asker.public, ASK)) == b"", "a replay"
         await until(lambda: port.counts == {"refused": 5, "served": 1})
 
 
 async def test_a_token_is_worth_nothing_after_its_time():
-    async with open_door() as (port, _, asker):
+    async with serving_bulk() as (port, _, asker):
         now = 0.0
         port._clock = lambda: now
-        early, late = port.offer(asker.public, ASK), port.offer(asker.public, ASK)
+        early, late = issue(port, asker.public, ASK), issue(port, asker.public, ASK)
         assert early.seconds == 30
         now = 29.9
         assert await knocked(port, bulk_pass(early.token, asker.public, ASK)) == ASKED
-        fresh = port.offer(asker.public, ASK)
+        fresh = issue(port, asker.public, ASK)
         now = 30.0
         assert await knocked(port, bulk_pass(late.token, asker.public, ASK)) == b""
         assert await knocked(port, bulk_pass(fresh.token, asker.public, ASK)) == ASKED
-        assert port.offer(asker.public, ASK)
+        assert issue(port, asker.public, ASK)
         assert len(port._tickets) == 1, "what is late is forgotten"
 
 
 async def test_a_pass_from_another_address_is_refused():
-    async with open_door() as (port, serving, asker):
+    async with serving_bulk() as (port, serving, asker):
         serving._swarm.address = "192.0.2.7"
-        abroad = port.offer(asker.public, ASK)
+        abroad = issue(port, asker.public, ASK)
         serving._swarm.address = "127.0.0.1"
-        port.offer(asker.public, ASK)
+        issue(port, asker.public, ASK)
         assert await knocked(port, bulk_pass(abroad.token, asker.public, ASK)) == b""
         await until(lambda: port.counts == {"refused": 1})
 
 
 async def test_strangers_are_turned_away_before_the_handshake():
-    async with open_door() as (port, _, _asker):
+    async with serving_bulk() as (port, _, _asker):
         assert await knocked(port, bytes(32)) == b""
         assert port.counts == {"stranger": 1}
 
 
 async def test_nothing_is_offered_that_is_not_held_nor_to_whom_there_is_no_direct_way():
-    async with open_door() as (port, serving, asker):
+    async with serving_bulk() as (port, serving, asker):
         for asked in (Slice(bytes(32), 0, 1), Slice(BLOB, len(DATA), 1)):
             question = encode(BulkAsk((asked,)))
             error = await refused(
@@ -150,27 +156,27 @@ async def test_nothing_is_offered_that_is_not_held_nor_to_whom_there_is_no_direc
             assert error.reason == "refused"
         serving._swarm.address = None
         with pytest.raises(PeerError, match="no direct connection"):
-            port.offer(asker.public, ASK)
-        with pytest.raises(NoDoorError, match="no direct connection"):
+            issue(port, asker.public, ASK)
+        with pytest.raises(NoBulkPortError, match="no direct connection"):
             await read(asker, serving.public)
 
 
 async def test_tokens_that_are_out_are_bounded_for_each_and_for_all():
-    async with open_door(BulkLimits(tokens=5, tokens_each=3)) as (port, serving, asker):
+    async with serving_bulk(BulkLimits(tokens=5, tokens_each=3)) as (port, serving, asker):
         for _ in range(3):
-            port.offer(asker.public, ASK)
+            issue(port, asker.public, ASK)
         with pytest.raises(PeerError, match="too many tokens"):
-            port.offer(asker.public, ASK)
+            issue(port, asker.public, ASK)
         async with serving._swarm.join(IDENTITIES[2]) as third:
             for _ in range(2):
-                port.offer(third.public, ASK)
+                issue(port, third.public, ASK)
             with pytest.raises(PeerError, match="too many tokens"):
-                port.offer(third.public, ASK)
+                issue(port, third.public, ASK)
 
 
 async def test_an_older_tls_is_not_spoken():
-    async with open_door() as (port, _, asker):
-        port.offer(asker.public, ASK)
+    async with serving_bulk() as (port, _, asker):
+        issue(port, asker.public, ASK)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -185,8 +191,8 @@ async def test_an_older_tls_is_not_spoken():
 
 
 async def test_who_says_nothing_is_shown_out_and_the_rest_wait_no_longer():
-    async with open_door(BulkLimits(handshake=0.2, pending=4, pending_each=3)) as (port, _, asker):
-        offer = port.offer(asker.public, ASK)
+    async with serving_bulk(BulkLimits(handshake=0.2, pending=4, pending_each=3)) as (port, _, asker):
+        offer = issue(port, asker.public, ASK)
         mute = [socket.create_connection(("127.0.0.1", port.port)) for _ in range(3)]
         await until(lambda: port._pending.total() == 3)
         assert await knocked(port, bulk_pass(offer.token, asker.public, ASK)) == b""
@@ -198,20 +204,20 @@ async def test_who_says_nothing_is_shown_out_and_the_rest_wait_no_longer():
 
 
 async def test_half_a_pass_is_none():
-    async with open_door(HASTY) as (port, _, asker):
-        port.offer(asker.public, ASK)
+    async with serving_bulk(HASTY) as (port, _, asker):
+        issue(port, asker.public, ASK)
         assert await knocked(port, bytes(31)) == b""
         assert port.counts == {"broken": 1}
 
 
 async def test_who_does_not_take_what_it_asked_for_is_cut_off():
-    async with open_door(HASTY) as (port, _, asker):
-        offer = port.offer(asker.public, BulkAsk((Slice(BLOB, 0, len(DATA)),) * 8))
+    async with serving_bulk(HASTY) as (port, _, asker):
+        offer = issue(port, asker.public, BulkAsk((Slice(BLOB, 0, len(DATA)),) * 8))
         said = bulk_pass(offer.token, asker.public, BulkAsk((Slice(BLOB, 0, len(DATA)),) * 8))
 
         def take_a_little():
             with socket.create_connection(("127.0.0.1", port.port)) as plain:
-                connection = asking().wrap_socket(plain)
+                connection = client_tls().wrap_socket(plain)
                 connection.sendall(said)
                 return connection, connection.recv(10)
 
@@ -223,19 +229,19 @@ async def test_who_does_not_take_what_it_asked_for_is_cut_off():
 
 
 async def test_another_certificate_than_the_announced_one_ends_it_before_the_pass_is_shown():
-    async with open_door() as (port, serving, asker):
+    async with serving_bulk() as (port, serving, asker):
         offers = []
         honest = port.offer
 
-        def lie(peer, ask):
-            offer = honest(peer, ask)
+        def lie(*asked):
+            offer = honest(*asked)
             offers.append(offer)
             return BulkOffer(
                 pin=hashlib.sha256(b"another").digest(), port=offer.port, seconds=30, token=offer.token
             )
 
         port.offer = lie
-        with pytest.raises(NoDoorError, match="another certificate"):
+        with pytest.raises(NoBulkPortError, match="another certificate"):
             await read(asker, serving.public)
         assert await knocked(port, bulk_pass(offers[0].token, asker.public, ASK)) == ASKED, (
             "the pass is unused"
@@ -251,13 +257,13 @@ async def test_the_asker_dials_the_address_of_its_connection_and_no_other(monkey
         return await true_dial(address, port, peer)
 
     monkeypatch.setattr(room, "_dial", dial)
-    async with open_door() as (_, serving, asker):
+    async with serving_bulk() as (_, serving, asker):
         assert await read(asker, serving.public) == ASKED
     assert dialled == ["127.0.0.1"]
 
 
 class Impostor:
-    """A door that a test writes: a thread that speaks TLS and then does what it is told."""
+    """A bulk port that a test writes: a thread that speaks TLS and then does what it is told."""
 
     def __init__(self, serving, behave) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -266,11 +272,11 @@ class Impostor:
 
     async def offer(self, _peer, _question):
         port = self._listener.getsockname()[1]
-        return encode(BulkOffer(pin=door().pin, port=port, seconds=30, token=bytes(32)))
+        return encode(BulkOffer(pin=server_tls().pin, port=port, seconds=30, token=bytes(32)))
 
     def _serve(self):
         plain, _ = self._listener.accept()
-        with door().context.wrap_socket(plain, server_side=True) as connection:
+        with server_tls().context.wrap_socket(plain, server_side=True) as connection:
             connection.recv(32)
             self._behave(connection)
 
@@ -316,7 +322,7 @@ async def test_one_byte_at_a_time_is_not_waited_for(monkeypatch):
             await read(asker, serving.public)
 
 
-async def test_a_door_behind_which_nobody_speaks_is_no_door(monkeypatch):
+async def test_a_bulk_port_that_never_speaks_is_none(monkeypatch):
     monkeypatch.setattr(room, "PORTION_SECONDS", 0.2)
 
     def mute(connection):
@@ -326,12 +332,12 @@ async def test_a_door_behind_which_nobody_speaks_is_no_door(monkeypatch):
             return
 
     async with impostor(mute) as (serving, asker):
-        with pytest.raises(NoDoorError):
+        with pytest.raises(NoBulkPortError):
             await read(asker, serving.public)
 
 
 async def test_cancelling_ends_the_connection_at_once_on_both_sides():
-    async with open_door(uplink=Silence(after=MIB)) as (port, serving, asker):
+    async with serving_bulk(uplink=Silence(after=MIB)) as (port, serving, asker):
         with trio.move_on_after(60) as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(read, asker, serving.public)
@@ -342,42 +348,42 @@ async def test_cancelling_ends_the_connection_at_once_on_both_sides():
         assert trio.current_time() - start < SOON
 
 
-async def test_closing_the_door_ends_what_is_under_way():
+async def test_closing_the_bulk_port_ends_what_is_under_way():
     broken = trio.Event()
 
     async def read_until_it_breaks(asker, peer):
-        with pytest.raises(PeerError, match=r"closed the door|reset|EOF"):
+        with pytest.raises(PeerError, match=r"connection ended|reset|EOF"):
             await read(asker, peer, portions=[MIB, MIB, MIB, 10])
         broken.set()
 
     with trio.fail_after(SOON):
         async with trio.open_nursery() as nursery:
-            async with open_door(uplink=Silence(after=MIB)) as (port, serving, asker):
+            async with serving_bulk(uplink=Silence(after=MIB)) as (port, serving, asker):
                 nursery.start_soon(read_until_it_breaks, asker, serving.public)
                 await until(lambda: port._serving == 1)
             await broken.wait()
 
 
-@pytest.mark.parametrize("how", ["closed", "no-door", "relayed"])
-async def test_where_the_door_cannot_be_reached_a_stream_does_and_it_is_remembered(how):
+@pytest.mark.parametrize("how", ["closed", "no-port", "relayed"])
+async def test_where_the_bulk_port_cannot_be_reached_a_stream_does_and_it_is_remembered(how):
     data = some_bytes(6 * MIB)
     async with site(address=None if how == "relayed" else "127.0.0.1") as here:
-        source = await here.source([data], door=how != "no-door")
+        source = await here.source([data], bulk=how != "no-port")
         if how == "closed":
             with socket.create_server(("127.0.0.1", 0)) as gone:
                 source.port.port = gone.getsockname()[1]
-        blobs = here.blobs(BY_DOOR)
+        blobs = here.blobs(BY_BULK_PORT)
         want = [Want(blob_id(data), len(data))]
         assert await blobs.fetch(want) == {blob_id(data): data}
         assert not blobs.sources.may_have_port(source.public)
         assert blobs.sources.faults() == {}, "nobody is to blame"
         asked = source.network.counts()["answered"]
         assert await blobs.fetch(want) == {blob_id(data): data}
-        assert source.network.counts()["answered"] - asked <= 1 + 6, "no more questions about doors"
+        assert source.network.counts()["answered"] - asked <= 1 + 6, "no more questions about bulk ports"
 
 
-async def test_the_uplink_is_shared_by_streams_and_the_door():
-    async with open_door(uplink=Uplink(each=20 * MIB)) as (_, serving, asker):
+async def test_the_uplink_is_shared_by_streams_and_the_bulk_port():
+    async with serving_bulk(uplink=UploadLimit(each=20 * MIB)) as (_, serving, asker):
         start = trio.current_time()
         for _ in range(3):
             await read(asker, serving.public)

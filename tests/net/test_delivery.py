@@ -1,4 +1,4 @@
-"""Delivery over every medium, with the real clock and the real disk. The tests know nothing else of the medium."""
+"""Delivery over every implementation of the network, with the real clock and the real disk."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import trio
 
-from echo_node.net.asking import HANDLERS_PER_PEER
 from echo_node.net.base import RequestError
-from echo_node.net.outbox import deliveries
+from echo_node.net.outbox import direct_delivery
 from echo_node.net.outbox.backoff import Patience
-from echo_node.net.outbox.deliveries import Taker, deliver, serve_deliveries
+from echo_node.net.outbox.direct_delivery import Taker, deliver, serve_deliveries
+from echo_node.net.request_response import HANDLERS_PER_PEER
 from protocol import Identity
 from tests.net.behaviour import IDENTITIES, until
 from tests.net.post import GROUPS, Receiver, Sender, accept, ids, items
@@ -36,13 +36,13 @@ async def test_all_items_arrive_once_though_both_sides_restart(join, tmp_path):
             await sender.outbox.put(items(500, size=1000)[400:])
             await sender.emptied()
             assert sorted(receiver.handed) == sorted(everything)
-            assert sorted(await receiver.waiting()) == sorted(everything)
+            assert sorted(receiver.waiting()) == sorted(everything)
 
 
 async def test_peers_that_deliver_without_end_take_nobody_elses_place(join, monkeypatch):
-    """As many of them as would fill all places that a node has for questions, if they waited there."""
-    monkeypatch.setattr(deliveries, "PER_SECOND", 0.1)
-    monkeypatch.setattr(deliveries, "BURST", 8.0)
+    """As many as would fill all request slots of a node, if they waited there."""
+    monkeypatch.setattr(direct_delivery, "PER_SECOND", 0.1)
+    monkeypatch.setattr(direct_delivery, "BURST", 8.0)
 
     async def take(_message):
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""The frames of GossipSub: what is written is read again, what is too much is refused, and noise is only noise."""
+"""The frames of GossipSub: round trips, limits, and noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hostile peer against a node: whatever it sends, the node stays up, serves others, and knows whom to blame."""
+"""A hostile peer against a node: the node stays up, serves others, and blames the right peer."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from libp2p.security.tls.transport import TLSTransport
 from libp2p.stream_muxer.mplex.mplex import MPLEX_PROTOCOL_ID, Mplex
 from multiaddr import Multiaddr
 
-from echo_node.net import asking, host, identify, peerstore
+from echo_node.net import host, identify, peerstore, request_response
+from echo_node.net import swarm as swarm_module
 from echo_node.net.base import RequestError
-from echo_node.net.broken import BROKEN
 from echo_node.net.gossip import mesh
 from echo_node.net.gossip.wire import PROTOCOL_ID as GOSSIP
 from echo_node.net.gossip.wire import Control, Published, write_frame, write_length
-from echo_node.net.host import build_host, id_of, running
-from echo_node.net.libp2p import SwarmSettings, join_swarm
+from echo_node.net.host import build_host, running
+from echo_node.net.libp2p import join_swarm
+from echo_node.net.swarm import BROKEN, id_of
+from echo_node.net.swarm_settings import SwarmSettings
 from protocol import Identity, limits, topics
 from tests.net.behaviour import STREAM, TOPIC
 from tests.net.hostile import ILL, LISTEN, SOON, VICTIM, field, framed, scene, until, varint
@@ -361,7 +363,7 @@ async def test_bytes_of_a_stranger_at_the_port_harm_nobody(data):
                     pass
             await here.check()
             await stream.aclose()
-        await until(lambda: not here.victim.host.swarm._strangers)
+        await until(lambda: not here.victim.host.swarm._handshakes)
 
 
 async def test_a_tls_client_is_refused():
@@ -427,12 +429,12 @@ async def test_connections_that_say_nothing_are_few_and_end_while_others_come_in
         swarm = here.victim.host.swarm
         swarm.connection_config.inbound_upgrade_timeout = 2.0
         silent = [await trio.open_tcp_stream("127.0.0.1", here.port) for _ in range(400)]
-        await until(lambda: len(swarm._strangers) == host.STRANGERS)
+        await until(lambda: len(swarm._handshakes) == swarm_module.PENDING_HANDSHAKES)
         near = SwarmSettings(listen=LISTEN, seeds=(here.victim.addresses[0],))
         async with join_swarm(Identity(b"n" * 32), near) as newcomer:
             await until(lambda: VICTIM.public in newcomer.peers())
             assert await newcomer.request(VICTIM.public, STREAM, b"x", deadline=SOON, most=1) == b"x"
-        await until(lambda: not swarm._strangers)
+        await until(lambda: not swarm._handshakes)
         for stream in silent:
             with trio.fail_after(SOON), suppress(trio.BrokenResourceError):
                 while await stream.receive_some(100):
@@ -478,7 +480,7 @@ async def test_a_handler_of_a_stream_that_fails_ends_that_stream():
 
 
 async def test_questions_that_never_end_are_not_waited_for(monkeypatch):
-    monkeypatch.setattr(asking, "QUESTION_SECONDS", 0.5)
+    monkeypatch.setattr(request_response, "REQUEST_SECONDS", 0.5)
     async with scene() as here:
         streams = [await here.send(STREAM, (100).to_bytes(4) + b"half") for _ in range(40)]
         await here.check()
@@ -489,7 +491,7 @@ async def test_questions_that_never_end_are_not_waited_for(monkeypatch):
 
 
 async def test_an_answer_that_nobody_reads_is_given_up(monkeypatch):
-    monkeypatch.setattr(asking, "WRITE_SECONDS", 0.5)
+    monkeypatch.setattr(request_response, "WRITE_SECONDS", 0.5)
 
     async def much(_peer, _data):
         await trio.lowlevel.checkpoint()

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from echo_node.errors import ConfigError, DefectError
-from echo_node.net import guard, memory_node, seen
+from echo_node.net import dedup, handler_guard, memory_node
 from echo_node.net.base import PeerEvent, RequestError
 from echo_node.net.memory import MemorySwarm
 from tests.net.behaviour import IDENTITIES, KEY, STREAM, TOPIC, accept
@@ -169,23 +169,23 @@ async def test_a_node_takes_a_bounded_number_of_questions(monkeypatch):
 
 
 async def test_what_was_seen_is_forgotten_by_time_and_by_number(autojump_clock, monkeypatch):
-    monkeypatch.setattr(seen, "MESSAGES", 3)
-    known = seen.Seen()
+    monkeypatch.setattr(dedup, "MESSAGES", 3)
+    known = dedup.DuplicateFilter()
     for message in (b"a", b"b", b"c", b"d"):
         known.add(message)
     assert [message in known for message in (b"a", b"b", b"c", b"d")] == [False, True, True, True]
-    await trio.sleep(seen.SECONDS / 2)
+    await trio.sleep(dedup.SECONDS / 2)
     known.add(b"b")
-    await trio.sleep(seen.SECONDS / 2)
+    await trio.sleep(dedup.SECONDS / 2)
     assert [message in known for message in (b"b", b"c", b"d")] == [True, False, False]
 
 
 def test_faults_are_bounded_and_the_worst_are_kept(monkeypatch):
-    monkeypatch.setattr(guard, "PEERS", 2)
-    monkeypatch.setattr(guard, "REASONS", 3)
-    faults = guard.Faults()
+    monkeypatch.setattr(handler_guard, "PEERS", 2)
+    monkeypatch.setattr(handler_guard, "REASONS", 3)
+    faults = handler_guard.Faults()
     for reason in ("a", "b", "c", "d", "a"):
         faults.score(b"bad", reason)
     faults.score(b"once", "a")
     faults.score(b"new", "a")
-    assert faults.scores() == {b"bad": {"a": 2, "b": 1, guard.OTHER: 2}, b"new": {"a": 1}}
+    assert faults.scores() == {b"bad": {"a": 2, "b": 1, handler_guard.OTHER: 2}, b"new": {"a": 1}}

@@ -1,4 +1,4 @@
-"""What every medium does with gossip, provider records and peers. The tests know nothing else of the medium."""
+"""Gossip, provider records and peers on every implementation of the network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from echo_node.errors import DefectError, EchoError, PeerError
-from echo_node.net.base import ACCEPT, IGNORE, Message, PeerEvent, Reject, Unheard
+from echo_node.net.base import ACCEPT, IGNORE, Message, PeerEvent, Reject, SenderMuted
 from protocol import limits
 from protocol.errors import BadSignatureError
 from tests.net.behaviour import (
@@ -266,12 +266,12 @@ async def test_a_few_bad_messages_among_many_good_ones_mute_nobody(pair):
 
 
 async def test_who_is_not_heard_does_not_keep_others_from_being_heard(join):
-    """It may be the first to pass on what another says: that is heard all the same from the other."""
+    """It may be the first to forward another's message, which arrives from the other too."""
     async with join(IDENTITIES[0]) as one, join(IDENTITIES[1]) as two, join(IDENTITIES[2]) as three:
         await until(lambda: len(two.peers()) == 2)
 
         def validator(message):
-            return Unheard("for now") if message.sender == one.public else ACCEPT
+            return SenderMuted("for now") if message.sender == one.public else ACCEPT
 
         async with two.subscribe(TOPIC, validator) as inbox:
             await one.publish(TOPIC, b"good")

@@ -1,4 +1,4 @@
-"""The outbox: what is put is there until it is settled, whatever happens to the process, the clock or the file."""
+"""The outbox: an item stays until it is settled, whatever happens to process, clock or file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from echo_node.errors import DefectError, StoreError
 from echo_node.net.outbox import outbox as outbox_room
-from echo_node.net.outbox.item import LONGEST, Item
-from echo_node.net.outbox.outbox import OutboxFullError, open_outbox
-from tests.net.dying import run_and_kill, start
+from echo_node.net.outbox.outbox import LONGEST, Item, OutboxFullError, open_outbox
+from tests.net.crash_points import run_and_kill, start
 from tests.net.post import GROUPS, ids, item, items, sized
 
 
@@ -219,7 +218,7 @@ def torn(path, where=slice(4096, 12288)):
 
 
 def bent(path):
-    """Damage that nobody meets before the item is read: four bytes that lead from one page to the next."""
+    """Damage that shows only when the item is read: four bytes that link one page to the next."""
     torn(path, slice(-4096, -4092))
 
 
@@ -293,7 +292,7 @@ async def test_an_outbox_that_was_closed_says_so(tmp_path):
 
 async def test_one_process_has_the_outbox_and_another_is_told(tmp_path):
     path = tmp_path / "outbox"
-    with start("outbox", path, 0) as child:
+    with start(path, 0) as child:
         child.stdout.readline()  # it has put something, so it is there
         with pytest.raises(StoreError, match="in use by another process") as caught:
             async with open_outbox(path):
@@ -311,7 +310,7 @@ def check_kills(path, kills: int) -> None:
     """Each printed line is a promise: `put` or `acknowledge` had returned."""
     said = {"put": set(), "acknowledging": set(), "acknowledged": set()}
     for life in range(kills):
-        for word, n in run_and_kill("outbox", path, life, after=life * 7 % 40 + 1):
+        for word, n in run_and_kill(path, life, after=life * 7 % 40 + 1):
             said[word].add(n)
 
     async def look():
@@ -363,7 +362,7 @@ MOST = 5
 
 
 class Model:
-    """An outbox in a few lines: the state of each item, in the order in which they became pending."""
+    """A model of the outbox: the state of each item, in the order in which they became pending."""
 
     def __init__(self):
         self.state: dict[int, str] = {}

@@ -6,8 +6,8 @@ from __future__ import annotations
 import trio
 from multiaddr import Multiaddr
 
-from echo_node.net.kad import providers as rules
-from echo_node.net.kad.providers import PER_KEY, SECONDS, Providers
+from echo_node.net.dht import provider_records as rules
+from echo_node.net.dht.provider_records import PER_KEY, SECONDS, Providers
 
 WHERE = (Multiaddr("/ip4/10.0.0.1/tcp/4001"),)
 

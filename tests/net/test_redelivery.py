@@ -1,4 +1,4 @@
-"""Delivery that loses nothing: every item arrives, each once, in any weather and across restarts of either side."""
+"""Redelivery: every item arrives once, under network faults and restarts of either side."""
 # ruff: noqa: ARG001 -- asking for the clock is using it
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import trio.testing
 
 from echo_node.errors import DefectError, PeerError, StoreError
 from echo_node.net import memory_node
-from echo_node.net.base import Unheard
+from echo_node.net.base import SenderMuted
+from echo_node.net.link_faults import LinkFaults
 from echo_node.net.memory import MemorySwarm
-from echo_node.net.outbox import durable
 from echo_node.net.outbox import outbox as outbox_room
 from echo_node.net.outbox.backoff import Patience, Schedule
-from echo_node.net.outbox.deliveries import Taker, serve_deliveries
-from echo_node.net.weather import Weather
+from echo_node.net.outbox.direct_delivery import Taker, serve_deliveries
+from echo_node.storage import sqlite
 from protocol import topics
 from protocol.errors import TooLargeError
 from tests.net.behaviour import IDENTITIES
@@ -36,7 +36,7 @@ def disk_at_once(monkeypatch):
         await trio.lowlevel.checkpoint()
         return work()
 
-    monkeypatch.setattr(durable, "in_thread", at_once)
+    monkeypatch.setattr(sqlite, "in_thread", at_once)
 
 
 def each_once(handed, count):
@@ -114,7 +114,7 @@ async def test_where_answers_are_empty_receipts_come_by_gossip_however_often_the
 
 
 async def storm(seed, folder):
-    """Put, cut, restart both sides and heal, with luck from the seed; at the end everything is there once."""
+    """Put, cut, restart both sides and heal, by the seed; at the end everything is there once."""
     luck = random.Random(seed)
     async with MemorySwarm(seed, **STORM) as swarm:
         receiver = Receiver(swarm, TWO, folder / "in", answers=seed % 2 == 0)
@@ -157,7 +157,7 @@ async def storm(seed, folder):
             done.set()
         async with receiver.life():
             each_once(receiver.handed, 300)
-            each_once(await receiver.waiting(), 300)
+            each_once(receiver.waiting(), 300)
         assert receiver.lives > 2
 
 
@@ -183,16 +183,14 @@ async def test_a_burst_of_500_survives_a_receiver_that_restarts_in_the_middle(au
             assert 0 < handed < 500, "it died with some and without others"
             await trio.sleep(100)
             async with receiver.life():
-                assert len(await receiver.waiting()) == handed, (
-                    "what it had taken is there when it comes back"
-                )
+                assert len(receiver.waiting()) == handed, "what it had taken is there when it comes back"
                 back = trio.current_time()
                 await sender.emptied()
                 assert trio.current_time() - back < 10, (
                     "its return is noticed, whatever the pause had grown to"
                 )
                 each_once(receiver.handed, 500)
-                each_once(await receiver.waiting(), 500)
+                each_once(receiver.waiting(), 500)
 
 
 async def test_a_sender_that_restarts_goes_on_with_what_was_not_acknowledged(autojump_clock, tmp_path):
@@ -311,7 +309,7 @@ async def test_a_peer_that_answers_garbage_is_scored_and_left_alone(autojump_clo
 
 
 async def test_one_item_that_spoils_a_delivery_holds_up_no_other(autojump_clock, tmp_path):
-    """A receiver that refuses the whole batch for one item's sake: the item is found, and only it waits."""
+    """A receiver refuses a whole batch for one item: the item is found, and only it waits."""
     poison = item(77)
     calls = []
 
@@ -374,7 +372,7 @@ async def test_a_new_leader_gets_what_the_old_one_acknowledged(autojump_clock, t
         async with Receiver(swarm, THREE, tmp_path / "new").life() as new:
             sender.recipients[:] = [THREE.public]
             sender.redelivery.reroute()
-            swarm.weather = Weather(loss=1.0)
+            swarm.faults = LinkFaults(loss=1.0)
             await sender.outbox.revive()
             await sender.emptied()
             each_once(new.handed, 30)
@@ -499,7 +497,7 @@ def test_a_schedule_gives_what_is_due_once_and_in_order():
         schedule.set(name, due)
     assert (schedule.next(), len(schedule)) == (2.0, 4)
     assert [schedule.pop(2.6) for _ in range(3)] == [b"b", b"a", None]
-    schedule.hurry(10.0)
+    schedule.advance(10.0)
     assert [schedule.pop(10.0) for _ in range(3)] == [b"c", b"d", None]
     assert schedule.next() == math.inf
 
@@ -517,7 +515,7 @@ async def test_a_peer_that_takes_nothing_for_now_is_left_alone_and_gets_all_in_o
 
     def validator(_message):
         told.append(trio.current_time())
-        return Unheard("too much of it was of no use") if len(told) < 4 else accept(_message)
+        return SenderMuted("too much of it was of no use") if len(told) < 4 else accept(_message)
 
     caplog.set_level("INFO")
     async with MemorySwarm() as swarm, swarm.join(TWO) as receiver:

@@ -18,15 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_node.errors import ConfigError
-from echo_node.net.meeting import seeds as seeds_module
-from echo_node.net.meeting.seeds import (
+from echo_node.net.discovery import seeds as seeds_module
+from echo_node.net.discovery.seeds import (
     ANSWERS,
-    Place,
+    ResolvedSeed,
     SeedError,
     parse_seed,
     parse_seeds,
+    parse_valid_seeds,
     resolve,
-    skim_seeds,
 )
 from protocol import Identity
 
@@ -96,17 +96,17 @@ def test_a_person_is_told_and_a_manifest_is_skimmed(caplog):
     with pytest.raises(ConfigError):
         parse_seeds([AT_ONE, "rubbish"])
     with caplog.at_level(logging.WARNING):
-        assert [seed.text for seed in skim_seeds([AT_ONE, "rubbish", AT_ONE])] == [AT_ONE]
+        assert [seed.text for seed in parse_valid_seeds([AT_ONE, "rubbish", AT_ONE])] == [AT_ONE]
     assert len(caplog.records) == 1
 
 
 async def test_a_number_stands_for_itself():
-    assert await resolve(parse_seed(AT_ONE)) == [Place(ONE.public, ("/ip4/192.0.2.1/tcp/4001",))]
+    assert await resolve(parse_seed(AT_ONE)) == [ResolvedSeed(ONE.public, ("/ip4/192.0.2.1/tcp/4001",))]
 
 
 async def test_localhost_is_a_name_like_any_other():
     (place,) = await resolve(parse_seed(f"/dns4/localhost/tcp/4001/p2p/{ONE.peer_id}"))
-    assert place == Place(ONE.public, ("/ip4/127.0.0.1/tcp/4001",))
+    assert place == ResolvedSeed(ONE.public, ("/ip4/127.0.0.1/tcp/4001",))
 
 
 async def test_a_name_has_several_answers(monkeypatch):

@@ -1,4 +1,4 @@
-"""Whole swarms of real processes over loopback: what must hold between nodes that share nothing but the network."""
+"""Whole swarms of real processes over loopback."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_eight_nodes_lose_no_message_in_a_minute():
 
 
 async def gossip_without_loss(seconds):
-    """Every node publishes its share of signed messages by the clock, and gets all of the others', each once."""
+    """Every node publishes signed messages by the clock, and gets all of the others', each once."""
     interval, count = NODES / PER_SECOND, seconds * PER_SECOND // NODES
     async with start_nodes(NODES) as nodes:
         for node in nodes:

@@ -1,4 +1,4 @@
-"""Our Yamux as its users see it: streams that carry exact bytes, wait, close, reset and are forgotten."""
+"""Yamux as its users see it: streams that carry exact bytes, wait, close and reset."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from libp2p.stream_muxer.exceptions import (
 )
 from trio.testing import lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
 
-from echo_node.net.muxing.frames import INITIAL_WINDOW, RST, WINDOW, pack
-from echo_node.net.muxing.yamux import LIMITS, Yamux
+from echo_node.net.yamux.frames import INITIAL_WINDOW, RST, WINDOW, pack
+from echo_node.net.yamux.muxer import LIMITS, Yamux
 from tests.net.yamux_peers import BLOB, PEER, Pipe, read_all, two
 
 
@@ -284,7 +284,7 @@ async def test_a_read_that_waits_past_its_deadline_fails_and_the_stream_lives(au
 
 
 async def answer(stream):
-    """Answer what was asked; a fifth of the questions is refused, and some are not read to the end."""
+    """Answer requests; a fifth of them is refused, and some are not read to the end."""
     try:
         index = int(await stream.read(8))
         if index % 5 == 0:
@@ -299,7 +299,7 @@ async def answer(stream):
 
 
 async def ask(conn, questions):
-    """Ask one after the other, each on its own stream; a third is given up before the answer comes."""
+    """Send requests in turn, each on its own stream; a third is cancelled before the answer."""
     for index in questions:
         async with await conn.open_stream() as stream:
             await stream.write(b"%d" % index)
@@ -436,7 +436,8 @@ async def test_a_quiet_connection_lives_and_says_little(autojump_clock):  # noqa
 
 
 @pytest.mark.parametrize(
-    # A write that hangs and a silence that lasts too long can come to the same second: either says it then.
+    # The deadlines of a write that hangs and of a silent peer can pass in the same second: either
+    # is then the reason.
     ("make", "why"),
     [(memory_stream_pair, "not a byte"), (lockstep_stream_pair, "writing|not a byte")],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamReset
 from trio.testing import lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
 
-from echo_node.net.muxing.frames import (
+from echo_node.net.yamux.frames import (
     ACK,
     DATA,
     FIN,
@@ -28,15 +28,15 @@ from echo_node.net.muxing.frames import (
     WINDOW,
     pack,
 )
-from echo_node.net.muxing.inbox import Inbox
-from echo_node.net.muxing.yamux import LIMITS, Yamux
+from echo_node.net.yamux.muxer import LIMITS, Yamux
+from echo_node.net.yamux.receive_buffer import ReceiveBuffer
 from tests.net.yamux_peers import PEER, Hand, Pipe, against_a_hand, read_all
 
 SMALL = replace(LIMITS, inbound=4, late=1000, control=1200)
 
 
 async def ends(ours, hand, code=PROTOCOL_ERROR):
-    """The connection ends, says so with this code, and blames the peer only for what is its fault."""
+    """Assert that the connection ends with this code, and that the right side is blamed."""
     with trio.fail_after(5):
         assert (await hand.frames())[-1] == (GO_AWAY, 0, 0, code, b"")
         await ours.event_closed.wait()
@@ -244,7 +244,7 @@ async def test_more_unread_bytes_than_a_connection_may_hold_end_it_without_blame
 
 
 async def test_single_bytes_cost_no_more_than_bytes():
-    inbox = Inbox()
+    inbox = ReceiveBuffer()
     message = bytes(60_000)
     for _ in range(100_000):
         inbox.put(memoryview(message)[:1])

@@ -1,4 +1,4 @@
-"""Our Yamux in company: any order of acts on both sides, the library's own at the other end, and two whole hosts."""
+"""Yamux in any order of acts on both sides, against the library's own, and in two whole hosts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 from trio.testing import wait_all_tasks_blocked
 
 from echo_node.net import host as host_module
-from echo_node.net.host import build_host, id_of, running
-from echo_node.net.muxing.yamux import PROTOCOL_ID, Yamux
+from echo_node.net.host import build_host, running
+from echo_node.net.swarm import id_of
+from echo_node.net.yamux.muxer import PROTOCOL_ID, Yamux
 from protocol import Identity
 from tests.net.yamux_peers import BLOB, read_all, two
 

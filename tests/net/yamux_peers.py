@@ -1,4 +1,4 @@
-"""Two ends of a connection for the tests of Yamux: ours on one of them, and ours, the library's or a bare hand on the other."""
+"""Two ends of a connection for the tests of Yamux: ours, and ours, the library's or raw frames."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from trio.testing import memory_stream_pair
 
-from echo_node.net.muxing.frames import DATA, HEADER, HEADER_BYTES, pack
-from echo_node.net.muxing.yamux import LIMITS, Yamux
+from echo_node.net.yamux.frames import DATA, HEADER, HEADER_BYTES, pack
+from echo_node.net.yamux.muxer import LIMITS, Yamux
 
 PEER = ID(b"peer")
 BLOB = bytes(range(251)) * 20_000  # five megabytes, no two blocks of which look the same where frames are cut

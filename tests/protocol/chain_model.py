@@ -1,8 +1,9 @@
 """A small world in which the rules of the chain are searched for a mistake.
 
-Three nodes, each a follower, two of them trainers; all are electors, or the two trainers take turns. Whatever was said lies in one pool, out of which any
-message reaches any node at any time, any number of times or never: that is loss, delay, repetition and disorder. Any
-trainer may call for a term at any time. A crash takes from a node what it had not put on disk. The rules themselves are
+Three nodes, each a follower, two of them trainers; all are electors, or the two trainers take
+turns. Whatever was said lies in one pool, out of which any message reaches any node at any time,
+any number of times or never: that is loss, delay, repetition and disorder. Any trainer may call for
+a term at any time. A crash takes from a node what it had not put on disk. The rules themselves are
 those of `protocol.chain`; signatures are taken for granted here.
 """
 
@@ -141,7 +142,9 @@ def _publishing(world: World, faults: Faults, versions: int) -> Iterator[tuple[s
 
 
 def _tips(world: World, key: bytes, faults: Faults) -> list[Head]:
-    """After which heads a leader may publish: an honest one after its tip, a liar after any that suits it."""
+    """After which heads a leader may publish: an honest one after its tip, a liar after any that
+    suits it.
+    """
     state = world.nodes[key]
     if key != faults.lying_leader:
         return [state.tip] if state.tip and not state.holding else []
@@ -204,7 +207,9 @@ def parted(states: list[Follower]) -> tuple[int, int] | None:
 
 
 def told_everything(world: World, seed: int) -> list[Follower]:
-    """The nodes after each has heard all that was said, in an order of its own, until nothing is new."""
+    """The nodes after each has heard all that was said, in an order of its own, until nothing is
+    new.
+    """
     states = []
     for index, start in enumerate(world.nodes.values()):
         pool: list[Head | TermGrant] = [*world.heads, *world.grants()]

@@ -1,4 +1,6 @@
-"""Messages whose fields are each in their bounds and contradict one another, by the rules of SPEC.md."""
+"""Messages whose fields are each in their bounds and contradict one another, by the rules of
+SPEC.md.
+"""
 
 from __future__ import annotations
 

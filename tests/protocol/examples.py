@@ -1,4 +1,6 @@
-"""One honest example of each wire type, the same on every machine: what vectors, fuzzing and benchmarks start from."""
+"""One honest example of each wire type, the same on every machine: what vectors, fuzzing and
+benchmarks start from.
+"""
 
 from __future__ import annotations
 

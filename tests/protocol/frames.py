@@ -1,5 +1,6 @@
-"""Frames of weights made by hand: zstd without a compressor, and deltas with one fault each. Stored blocks only, so that
-their bytes are the same whatever version of zstd is installed; what zstd itself wrote stands here in hexadecimal.
+"""Frames of weights made by hand: zstd without a compressor, and deltas with one fault each. Stored
+blocks only, so that their bytes are the same whatever version of zstd is installed; what zstd
+itself wrote stands here in hexadecimal.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ SKIPPABLE = bytes.fromhex("502a4d1803000000") + b"abc"
 
 
 def header(size: int, *, flags: int = 0, window: int | None = None, width: int = 4) -> bytes:
-    """A frame header that states its content's size in so many bytes; one segment unless it has a window byte."""
+    """A frame header that states its content's size in so many bytes; one segment unless it has a
+    window byte.
+    """
     code = {0: 0, 1: 0, 2: 1, 4: 2, 8: 3}[width]
     segment = 0x20 if window is None else 0
     stated = (size - 256 if width == 2 else size).to_bytes(8, "little")[:width]
@@ -51,7 +54,9 @@ def hexed(chunk: np.ndarray) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """Two chunks, and a frame that leads from the first to the second where it is not made of one stored block."""
+    """Two chunks, and a frame that leads from the first to the second where it is not made of one
+    stored block.
+    """
 
     base: np.ndarray
     new: np.ndarray

@@ -1,7 +1,8 @@
-"""Read the type definitions of SPEC.md, and tell for each field what is just within its bounds and what just beyond.
+"""Read the type definitions of SPEC.md, and tell for each field what is just within its bounds and
+what just beyond.
 
-The definitions are the code blocks whose lines begin with `record` or `row`. So the limits that the tests try are
-those of the document, not those of the code.
+The definitions are the code blocks whose lines begin with `record` or `row`. So the limits that the
+tests try are those of the document, not those of the code.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def definitions() -> dict[str, Definition]:
             if not (match := re.match(r"(record|row) (\w+)", head)):
                 continue
             options = dict(re.findall(r"(kind|max|items) (\S+)", head))
-            fields = dict(re.match(r"  (\w+)\s+(.+)", line).groups() for line in lines)  # type: ignore[union-attr]
+            # type: ignore[union-attr]
+            fields = dict(re.match(r"  (\w+)\s+(.+)", line).groups() for line in lines)
             found[match[2]] = Definition(
                 match[2],
                 match[1] == "row",
@@ -129,7 +131,9 @@ def _array_edges(item: str, least: int, most: int, *, ascending: bool) -> Edges:
 
 
 def located(name: str, tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], str]]:
-    """Every field of a record's canonical value, with its path and notation; of arrays, the first item's."""
+    """Every field of a record's canonical value, with its path and notation; of arrays, the first
+    item's.
+    """
     known = definitions()
     found: list[tuple[tuple[Any, ...], str]] = []
     for index, (field, notation) in enumerate(known[name].fields.items()):

@@ -1,7 +1,8 @@
-"""Write `protocol/vectors/*.json`: golden bytes for everything on the wire. `python -m tests.protocol.make_vectors`
+"""Write `protocol/vectors/*.json`: golden bytes for everything on the wire. `python -m
+tests.protocol.make_vectors`
 
-Vectors only grow: a case that stands in a file is kept as it is, and the program fails if today's code would write it
-differently. What is new is added at the end of its list.
+Vectors only grow: a case that stands in a file is kept as it is, and the program fails if today's
+code would write it differently. What is new is added at the end of its list.
 """
 
 from __future__ import annotations

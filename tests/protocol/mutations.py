@@ -1,4 +1,6 @@
-"""Faulty variants of an honest value, each with one fault and a name: what every decoder must refuse."""
+"""Faulty variants of an honest value, each with one fault and a name: what every decoder must
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def tree_of(message: object) -> Any:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Every place of a value with what stands there. Of an array only the first item, as the others are alike."""
+    """Every place of a value with what stands there. Of an array only the first item, as the others
+    are alike.
+    """
     yield path, value
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -61,7 +65,9 @@ class Mutation:
 
 
 def structural(message: object) -> Iterator[Mutation]:
-    """A field too many, too few or of another type, wherever a field is; and numbers that are none."""
+    """A field too many, too few or of another type, wherever a field is; and numbers that are
+    none.
+    """
     tree = tree_of(message)
     for path, value in places(tree):
         if ignorable(path):

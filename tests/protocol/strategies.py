@@ -1,4 +1,6 @@
-"""Any honest message of each type, for property tests. Plain fields follow the notation of SPEC.md."""
+"""Any honest message of each type, for property tests. Plain fields follow the notation of
+SPEC.md.
+"""
 
 from __future__ import annotations
 

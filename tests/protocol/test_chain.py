@@ -170,7 +170,8 @@ def test_a_follower_that_slept_through_a_term_is_shown_its_heads():
     third = grant(second.id, TRAINER, 3)
     refused("gap", lambda: state.grant(third))
     assert state.grant(third, [first, second]).heads == (zero, one, two, first, second)
-    # even if that term's leader has been caught since, or when what is shown begins with what is held
+    # even if that term's leader has been caught since, or when what is shown begins with what is
+    # held
     caught = state.convict(Equivocation(second, after(first, "twin")))
     by_others = grant(second.id, TRAINER, 3, (TRAINER, VERIFIER))
     assert caught.grant(by_others, [two, first, second]).tip == second
@@ -245,7 +246,9 @@ def test_a_term_whose_leader_was_caught_is_entered_and_held():
 
 
 def test_what_was_heard_before_does_not_decide_what_a_grant_is_worth():
-    """A key that lies as a leader and votes twice as an elector: whatever comes first, all end in the same place."""
+    """A key that lies as a leader and votes twice as an elector: whatever comes first, all end in
+    the same place.
+    """
     zero, one, two = line(2)
     lie = Equivocation(two, after(one, "twin"))
     for_standby = grant(one.id, STANDBY, voters=(TRAINER, STANDBY))
@@ -280,7 +283,9 @@ def test_a_proof_is_the_same_whichever_head_is_named_first():
 
 
 def test_a_long_chain_is_followed_at_a_steady_pace():
-    """A head is compared with its neighbours alone, however long the chain is: counted, not timed."""
+    """A head is compared with its neighbours alone, however long the chain is: counted, not
+    timed.
+    """
     heads = line(300)
     state = follower(*heads)
     looked_at = []
@@ -305,7 +310,9 @@ def test_two_grants_for_one_term_revoke_who_voted_twice():
 
 
 def test_an_election_that_was_double_is_remembered_after_its_term():
-    """So that heads of the leader that lost can be followed should a later grant go on from them."""
+    """So that heads of the leader that lost can be followed should a later grant go on from
+    them.
+    """
     zero, one = line(1)
     state = follower(zero, one).grant(grant(one.id)).grant(grant(one.id, STANDBY, 3))
     late = state.grant(grant(one.id, TRAINER, voters=(TRAINER, VERIFIER)))

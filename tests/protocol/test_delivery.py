@@ -1,4 +1,6 @@
-"""A delivery is gossip for one peer: the same bytes, judged the same way, and answered however often it comes."""
+"""A delivery is gossip for one peer: the same bytes, judged the same way, and answered however
+often it comes.
+"""
 
 import pytest
 import trio
@@ -6,7 +8,7 @@ import trio.testing
 
 from echo_node.net.base import ACCEPT, IGNORE, Message, Reject, RequestError
 from echo_node.net.memory import MemorySwarm
-from echo_node.net.outbox.deliveries import (
+from echo_node.net.outbox.direct_delivery import (
     ANSWER_BYTES,
     BURST,
     PER_SECOND,

@@ -41,7 +41,9 @@ def test_the_hash_is_blake3_in_derive_key_mode():
 
 
 def root_by_recursion(names: list[bytes]) -> bytes:
-    """The same tree, told from the top: the left part is the largest power of two below the number of leaves."""
+    """The same tree, told from the top: the left part is the largest power of two below the number
+    of leaves.
+    """
     if len(names) == 1:
         return names[0]
     cut = 1 << (len(names) - 1).bit_length() - 1

@@ -52,7 +52,9 @@ def add(a, b):
 
 
 def points_of_small_order():
-    """All points whose order divides eight: multiples of eight give the neutral element for these only."""
+    """All points whose order divides eight: multiples of eight give the neutral element for these
+    only.
+    """
     root = pow(2, (P - 1) // 4, P)
     found = set()
     for y in [0, 1, P - 1, *roots_for_order_8(root)]:
@@ -66,7 +68,9 @@ def points_of_small_order():
 
 
 def roots_for_order_8(root):
-    """y of the points that double to (±sqrt(-1), 0): there x² = y² up to sign, so D·y⁴ + 2y² - 1 = 0."""
+    """y of the points that double to (±sqrt(-1), 0): there x² = y² up to sign, so D·y⁴ + 2y² - 1 =
+    0.
+    """
     discriminant = pow(1 + D, (P + 3) // 8, P)
     if discriminant * discriminant % P != (1 + D) % P:
         discriminant = discriminant * root % P
@@ -100,7 +104,9 @@ def test_keys_in_another_form_are_refused(y):
 
 
 def test_a_signature_of_mixed_order_is_refused():
-    """One that holds only up to a point of small order: libraries that multiply by the cofactor accept it."""
+    """One that holds only up to a point of small order: libraries that multiply by the cofactor
+    accept it.
+    """
     public = bytes.fromhex("693f359cc79846c7a91c68bde0a54a274050f6ae5f5be6da91eb88d6cd3b115f")
     signature = bytes.fromhex(
         "e9b2fe981587efae6478f48ba1fa60cec6126d0e26dde72a0a24f640dcd783e5"
@@ -129,7 +135,9 @@ def encoded(point):
 
 
 def crafted(luck, message, key_twist, commitment_twist, *, no_luck=False):
-    """A key and a signature by who knows the scalar of both, each shifted by a point of small order."""
+    """A key and a signature by who knows the scalar of both, each shifted by a point of small
+    order.
+    """
     scalar, nonce = luck.randrange(1, ORDER), 0 if no_luck else luck.randrange(1, ORDER)
     public = encoded(add(times(scalar, BASE), key_twist))
     commitment = encoded(add(times(nonce, BASE), commitment_twist))
@@ -156,7 +164,9 @@ def holds(public, signature, message):
 
 @pytest.mark.parametrize("no_luck", [False, True])
 def test_what_a_signer_crafts_holds_here_if_and_only_if_it_holds_by_the_specification(no_luck):
-    """Nodes that disagreed on one would hold it against each other, so two libraries must come to the same."""
+    """Nodes that disagreed on one would hold it against each other, so two libraries must come to
+    the same.
+    """
     luck, twists = random.Random(7), sorted(points_of_small_order())
     said = set()
     for number in range(160):

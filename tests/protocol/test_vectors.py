@@ -57,7 +57,9 @@ def test_every_file_is_there_and_none_other():
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_code_still_writes_every_vector(file):
-    """Computed anew, each case comes out as it stands in the file; so nothing on the wire has moved."""
+    """Computed anew, each case comes out as it stands in the file; so nothing on the wire has
+    moved.
+    """
     fresh = FRESH[file]
     assert set(fresh) == set(VECTORS[file])
     for cases, rows in fresh.items():

@@ -1,5 +1,5 @@
-"""Time that jumps, with what threads do done in place: a clock that jumps would not wait for them."""
+"""A clock that jumps; thread work runs in place, since a jumping clock would not wait for it."""
 
-from tests.terms.conftest import autojump_clock
+from tests.election.conftest import autojump_clock
 
 __all__ = ["autojump_clock"]

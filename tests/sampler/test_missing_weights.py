@@ -1,21 +1,21 @@
-"""A head was heard whose weights went with the leader: a sampler has them soon after somebody is there who may give them."""
+"""A head whose weights left with the leader: a sampler pulls them soon after a peer has them."""
 
 from __future__ import annotations
 
 import trio
 
-from echo_node import embedded
-from echo_node.engine.kinds import EngineSpec, make_engine
+from echo_node.engine.engine_classes import EngineSpec, make_engine
+from echo_node.models import embedded
 from echo_node.net.memory import MemorySwarm
-from echo_node.net.outbox.deliveries import serve_deliveries
+from echo_node.net.outbox.direct_delivery import serve_deliveries
 from echo_node.net.outbox.outbox import open_outbox
-from echo_node.run import read_model
+from echo_node.runs.run import read_model
 from echo_node.sampler.loop import SamplerLoop
-from echo_node.weights.pull import Puller
-from echo_node.weights.state import layout_of
+from echo_node.weights.puller import Puller
 from echo_node.weights.store import WeightsStore
+from echo_node.weights.tensors import layout_of
 from tests.crafting import ENGINE, SAMPLERS, TRAINER, open_run, roster
-from tests.sampler.test_joining_a_run import Leader, until
+from tests.sampler.test_registration import Leader, until
 from tests.weights.swarms import offering
 
 RUN = open_run()
@@ -47,7 +47,7 @@ async def test_weights_that_went_with_the_leader_are_fetched_soon_after_it_is_ba
                     nursery.start_soon(loop.work)
                     await until(lambda: loop.status()["engine_version"] == 0)
             made = leader._publisher.publish(model, step=1, roster=roster(ANN), groups=())
-            await puller.hearing.hear(made.head.sealed)
+            await puller.chain.take_head(made.head.sealed)
             await until(
                 lambda: caplog.text.count("next try in 30 s") == 2
             )  # the longest pause has just begun

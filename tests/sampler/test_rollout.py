@@ -1,4 +1,4 @@
-"""From slots to sealed groups, on the embedded model: what is sealed is what was drawn, and can be replayed."""
+"""Rollouts on the embedded model: what is sealed is what was drawn, and can be replayed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from echo_node import embedded
-from echo_node.admission import Admission, Admitted
 from echo_node.contract.builtin.digits_reverse import DigitsReverse
 from echo_node.engine.base import EngineStoppedError, never
 from echo_node.engine.local import LocalEngine
-from echo_node.engine.torch import TorchDecoder
+from echo_node.engine.torch_decoder import TorchDecoder
 from echo_node.errors import ContractError, EngineError
-from echo_node.run import read_model
+from echo_node.models import embedded
+from echo_node.rollouts.admission import Admission
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.run import read_model
 from echo_node.sampler.rollout import Rollout
 from protocol import Envelope, TrajectoryGroup, open_sealed, sampling
 from tests.crafting import SAMPLERS, Chain, open_run, roster
@@ -62,7 +63,7 @@ def test_each_slot_gets_a_sealed_group_in_the_order_in_which_it_was_asked_for(ro
 def test_what_a_sampler_seals_the_trainer_admits(sealed):
     admission = Admission(RUN)
     admission.published(HEAD, roster(*SAMPLERS))
-    assert all(isinstance(admission.judge(Envelope.parse(one)), Admitted) for one in sealed)
+    assert all(isinstance(admission.judge(Envelope.parse(one)), RolloutRecord) for one in sealed)
 
 
 def test_the_prompt_is_that_of_the_slot_and_rewards_are_what_the_contract_says(groups):

@@ -1,7 +1,7 @@
-"""A swarm as people run it: `echo-node join` in processes of their own, on loopback, each with a state folder.
+"""A swarm of `echo-node join` processes on loopback, each with a state folder.
 
-A process tells what happens as lines of JSON; a test waits for what it needs, within a deadline. What a process wrote to
-stderr stands in the error of whoever waited in vain. All of them end with the context, by themselves or not.
+A process prints its events as JSON lines; a test waits for those it needs, within a deadline. The
+error of a timeout includes the process's stderr. All processes end with the context.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import trio
 
-from echo_node.runfile import RunFile, new_run, read_manifest, write_run
-from echo_node.state import prepared
+from echo_node.runs.spec import RunSpec, new_run, read_manifest, write_run
+from echo_node.storage.state_dir import prepared
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 100.0
@@ -27,7 +27,7 @@ LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
 
 class ProcessError(AssertionError):
-    """A process died, fell silent or did not end well. What it wrote to stderr is part of the text."""
+    """A process died, stalled or failed at its end; the text includes its stderr."""
 
 
 class NodeProcess:
@@ -128,7 +128,7 @@ class Swarm:
     def make_run(self, heirs=(), verifiers=("verifier",), **told) -> None:
         """A run of the embedded model whose trainers and verifiers are the nodes of these names."""
         keys = {name: prepared(self._folder / name).identity() for name in ("trainer", *verifiers, *heirs)}
-        file = RunFile(
+        file = RunSpec(
             name="a swarm of processes",
             trainers=[keys[name].peer_id for name in ("trainer", *heirs)],
             verifiers=[keys[name].peer_id for name in verifiers],
@@ -153,10 +153,11 @@ class Swarm:
         return seed
 
     async def start(self, name: str, *words: str, fork=None) -> NodeProcess:
-        """A node whose state is in the folder of its name: the same node, if it was there before. With `fork`, which a
-        `hatchery` gives, it need not load what others have loaded.
+        """Start a node on the state folder of its name: the same node, if it was there before.
+
+        With `fork`, from a `hatchery`, it need not import what is loaded already.
         """
-        told = [
+        arguments = [
             *("join", *words, "--json", "--listen", LOOPBACK, "--state", str(self.state_of(name))),
             *(("--seed", self._address) if self._address else ()),
             *((str(self.run),) if self._address and self.run else ()),
@@ -164,10 +165,10 @@ class Swarm:
         stderr = self.stderr_of(name)
         with stderr.open("ab") as wrote:
             process = (
-                await fork(told, wrote)
+                await fork(arguments, wrote)
                 if fork
                 else await trio.lowlevel.open_process(
-                    [sys.executable, "-m", "echo_node.cli", *told],
+                    [sys.executable, "-m", "echo_node", *arguments],
                     cwd=ROOT,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
@@ -183,7 +184,7 @@ class Swarm:
 
 @asynccontextmanager
 async def swarm_in(folder: Path, **told):
-    """A swarm with a run and a seed. At the end every node that still runs is stopped, and must stop well."""
+    """A swarm with a run and a seed; at the end every running node is stopped, and must exit 0."""
     try:
         async with trio.open_nursery() as nursery:
             swarm = Swarm(folder, nursery)

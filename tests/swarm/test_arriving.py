@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from echo_node.runfile import read_manifest
+from echo_node.runs.spec import read_manifest
 from tests.swarm.processes import ROOT, swarm_in
 from tests.swarm.test_swarm import LLAMA, TORCH, trainer_words
 
 
 def echo_node(*words) -> str:
     """What a command prints."""
-    command = [sys.executable, "-m", "echo_node.cli", *map(str, words)]
+    command = [sys.executable, "-m", "echo_node", *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

@@ -1,10 +1,10 @@
-"""A trainer that is told to end, as systemd would: it finishes its step, and has nothing to learn again when it is back."""
+"""A trainer that gets SIGTERM, as by systemd: it finishes its step and repeats none later."""
 
 from __future__ import annotations
 
 import pytest
 
-from echo_node.records import read_records
+from echo_node.telemetry.step_db import read_records
 from echo_node.trainer.checkpoint import newest_checkpoint
 from tests.swarm.processes import swarm_in
 

@@ -1,4 +1,4 @@
-"""The leader is killed: a trainer that stood by goes on, samplers and verifier follow it, and the old one comes back to follow."""
+"""The leader is killed: a standby takes over, the swarm follows, and the old one rejoins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import fmean, variance
 
 import pytest
 
-from echo_node.records import read_records
+from echo_node.telemetry.step_db import read_records
 from tests.swarm.processes import swarm_in
 from tests.trainer.test_provenance import ask
 
@@ -18,7 +18,7 @@ VERIFIER = ("--role", "verifier", *ONE_THREAD)
 SMALL = {"algorithm": {"batch_groups": 8}, "sampling": {"group_size": 4}}
 TERMS = {"heartbeat_ms": 1_000, "lease_ms": 12_000}
 MARGIN_SECONDS = 60
-"""Beyond the lease: for the vote, for questions to electors of whom one is gone, and for torch to begin on a busy machine."""
+"""Seconds beyond the lease: for the vote, with one elector gone, and for torch to start."""
 WINDOW = 10
 """Steps over which rewards are compared."""
 
@@ -28,7 +28,7 @@ def leads(node):
 
 
 def falls_back(before, after):
-    """Whether the mean of the second is below that of the first by more than chance: three standard errors."""
+    """Whether the second mean is below the first by more than three standard errors."""
     noise = math.sqrt(variance(before) / len(before) + variance(after) / len(after))
     return fmean(after) < fmean(before) - 3 * noise
 

@@ -1,5 +1,7 @@
-"""A live trainer is killed twenty times, at any moment of its life: the records, the chain, the journal and what the samplers
-were told prove that nothing acknowledged was lost, used twice or used too stale. ECHO_NODE_KILLS makes it fewer, or more.
+"""A live trainer is killed twenty times, at any moment of its life.
+
+The records, the chain, the journal and the samplers' receipts prove that nothing acknowledged was
+lost, used twice or used too stale. ECHO_NODE_KILLS sets the number of kills.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import time
 import pytest
 import trio
 
-from echo_node.records import read_records
+from echo_node.telemetry.step_db import read_records
 from tests.chaos.invariants import check
-from tests.swarm.hatching import hatchery
-from tests.swarm.left import lay_out
+from tests.swarm.chaos_layout import lay_out
+from tests.swarm.fork_server import hatchery
 from tests.swarm.processes import swarm_in
 
 KILLS = int(os.environ.get("ECHO_NODE_KILLS", "20"))
@@ -30,7 +32,7 @@ RUN = {
     "sync": {"mode": "async", "staleness": STALENESS},
 }
 YOUNG = 0.4
-"""The share of lives that end while the trainer comes back: it opens its files, learns again, meets the others."""
+"""Share of lives that end during recovery: opening files, replaying steps, connecting."""
 COMING_BACK_SECONDS = 3.0
 MOST_STEPS = 4
 PATIENCE_SECONDS = 400.0
@@ -38,7 +40,7 @@ PATIENCE_SECONDS = 400.0
 
 
 async def live_and_die(trainer, luck) -> None:
-    """Until some moment after it has said who it is: on its way back, or in the middle of some later step."""
+    """Wait for a random moment after its start: during recovery, or within a later step."""
     await trainer.said("started", within=PATIENCE_SECONDS)
     seconds = COMING_BACK_SECONDS
     if luck.random() >= YOUNG:

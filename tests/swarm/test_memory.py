@@ -1,4 +1,4 @@
-"""A sampler that runs for long takes no more memory than at first. ECHO_NODE_MEMORY_MINUTES shortens the run."""
+"""A long-running sampler's memory does not grow. ECHO_NODE_MEMORY_MINUTES shortens the run."""
 
 from __future__ import annotations
 

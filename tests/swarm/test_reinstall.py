@@ -1,4 +1,4 @@
-"""A reinstall as people do it: processes on the real network, the key on paper, and everything else gone."""
+"""A reinstall with real processes: only the paper key is left, and credit is found again."""
 
 from __future__ import annotations
 

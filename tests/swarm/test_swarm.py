@@ -1,4 +1,4 @@
-"""The whole of it, as people run it: a seed, a trainer, samplers of two engines and a verifier, each in its own process."""
+"""A whole swarm of processes: a seed, a trainer, samplers of two engines and a verifier."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 import trio
 
-from echo_node.records import read_records
+from echo_node.telemetry.step_db import read_records
 from tests.swarm.processes import swarm_in
 
 ONE_THREAD = ("--threads", "1")
@@ -45,7 +45,7 @@ def check_sequential(steps):
 
 
 def notes_of(folder):
-    """What a verifier noted of groups that it did not find honest: engine, version, reason and figures; and every token."""
+    """The verifier's evidence on groups not found honest: engine, version, reason, all tokens."""
     asked = (
         "SELECT engine, version, verdicts.reason, note, figures FROM verdicts JOIN groups USING (id)"
         " WHERE result != 'honest'"
@@ -144,7 +144,7 @@ async def test_a_trainer_that_is_killed_again_and_again_goes_on_and_uses_nothing
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 async def test_samplers_come_and_go_and_progress_never_stops(tmp_path):
-    """One is always there, never the same for long: each is killed once the next has joined, and comes back later."""
+    """Keep one alive at a time: each is killed once the next has joined, and comes back later."""
     async with swarm_in(tmp_path, algorithm={"batch_groups": 8}, sampling={"group_size": 4}) as swarm:
         trainer = await swarm.start("trainer", *trainer_words())
         here = await swarm.start("sampler 0", *LLAMA, "--slots", "8")

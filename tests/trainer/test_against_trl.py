@@ -1,4 +1,4 @@
-"""The loss and its gradient against TRL's own code, on the embedded model, where both define the same thing."""
+"""The loss and its gradient against TRL's code, on the embedded model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from echo_node import embedded
-from echo_node.trainer.grpo import GrpoSettings
-from echo_node.trainer.packing import SampledCompletion, TrainingGroup
+from echo_node.models import embedded
+from echo_node.runs.algorithm import GrpoSettings
+from echo_node.trainer.tree_packing import SampledCompletion, TrainingGroup
 from tests.trainer.test_step import new_step
 
 pytest.importorskip("trl", reason="the extra `trl` is not installed")
@@ -25,7 +25,7 @@ LIMIT = 7
 
 
 def random_groups(seed):
-    """Groups of ragged completions, with claims that are off by more than the clip allows, here and there."""
+    """Return groups of ragged completions, some with claims beyond the clip."""
     draws, groups = np.random.default_rng(seed), []
     model = plain_model()
     for _ in range(PROMPTS):
@@ -55,7 +55,7 @@ def moved_weights():
     }
 
 
-def as_trl_lays_it_out(groups, worth):
+def trl_inputs(groups, advantages):
     """Prompts padded on the left, completions on the right."""
     rows = [(group.prompt_ids, *completion) for group in groups for completion in group.completions]
     widest = max(len(prompt) for prompt, *_ in rows)
@@ -74,14 +74,14 @@ def as_trl_lays_it_out(groups, worth):
         "prompt_mask": padded([np.ones(len(ids)) for ids in prompts], widest, left=True),
         "completion_ids": padded(answers, LIMIT),
         "completion_mask": mask,
-        "advantages": torch.tensor(worth, dtype=torch.float32),
+        "advantages": torch.tensor(advantages, dtype=torch.float32),
         "mu": padded(mus, LIMIT, dtype=torch.float32),
         "num_items_in_batch": mask.sum(),
     }
 
 
 def trl_loss(tmp_path, groups, settings, **config):
-    """The loss and the gradient by TRL's trainer, on the model whose weights are those that are published."""
+    """Return loss and gradient of TRL's trainer, on the published weights."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of others' packages
         from datasets import Dataset
@@ -117,11 +117,11 @@ def trl_loss(tmp_path, groups, settings, **config):
             train_dataset=Dataset.from_dict({"prompt": ["r12345="] * SIZE}),
             processing_class=AutoTokenizer.from_pretrained(embedded.folder()),
         )
-    worth = []
+    advantages = []
     for group in groups:
         rewards = np.array([reward for _, _, reward in group.completions])
-        worth += list(rewards - rewards.mean())
-    inputs = as_trl_lays_it_out(groups, worth)
+        advantages += list(rewards - rewards.mean())
+    inputs = trl_inputs(groups, advantages)
     mu = inputs.pop("mu")
 
     def look(at):

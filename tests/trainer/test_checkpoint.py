@@ -1,4 +1,4 @@
-"""Checkpoints: what goes on from one is what would have gone on, bit for bit; a file is whole or passed over."""
+"""Checkpoints: training resumes bit for bit; a file is whole or skipped."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from echo_node.errors import ConfigError, EchoError, PeerError, StoreError
+from echo_node.runs.algorithm import GrpoSettings
 from echo_node.trainer.checkpoint import (
     Checkpoint,
     from_bytes,
@@ -22,7 +23,6 @@ from echo_node.trainer.checkpoint import (
     to_bytes,
     write_checkpoint,
 )
-from echo_node.trainer.grpo import GrpoSettings
 from tests.trainer.test_step import bits, new_step, ragged_batch, same
 
 TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
@@ -130,9 +130,9 @@ def test_other_settings_are_refused_by_name_and_nothing_changes(changed, named):
 
 def test_a_number_that_an_older_node_did_not_know_had_its_default():
     kept = new_step().checkpoint()
-    told = json.loads(kept.notes["settings"])
-    assert told.pop("gradient_checkpointing") is False
-    older = dataclasses.replace(kept, notes={**kept.notes, "settings": json.dumps(told)})
+    settings_note = json.loads(kept.notes["settings"])
+    assert settings_note.pop("gradient_checkpointing") is False
+    older = dataclasses.replace(kept, notes={**kept.notes, "settings": json.dumps(settings_note)})
     new_step().restore(older)
     with pytest.raises(ConfigError, match=r"gradient_checkpointing False \(now True\)"):
         new_step(gradient_checkpointing=True).restore(older)

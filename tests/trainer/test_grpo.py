@@ -1,4 +1,4 @@
-"""The loss against an independent reference: float64, one token at a time, written from the formulas."""
+"""The loss against an independent reference: float64, token by token."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from echo_node.trainer.grpo import GrpoSettings, GrpoTally, advantages, grpo_loss, teaches
+from echo_node.runs.algorithm import GrpoSettings
+from echo_node.trainer.grpo import GrpoTally, advantages, grpo_loss, teaches
 
 
 def reference_loss(settings, case):
-    """The loss, one token at a time. `old` is the policy at the start of the step: a number, and no variable."""
+    """Return the loss, one token at a time.
+
+    `old` is a constant: the policy before the step.
+    """
     terms = []
     for row, advantage in enumerate(case["advantage"]):
         of_row = reference_row(settings, {name: value[row] for name, value in case.items()}, advantage)
@@ -84,7 +88,11 @@ def on_torch(settings, case, dtype=torch.float64):
 
 
 def random_case(seed, rows, tokens, *, off_policy=0.5, foul=0.0, gone=0.0):
-    """`off_policy` is how far samplers are from the policy, `gone` how far it has moved since the step began."""
+    """Return random inputs.
+
+    `off_policy` is how far samplers are from the policy, `gone` how far it has moved since the step
+    began.
+    """
     draws = np.random.default_rng(seed)
     log_probs = -draws.exponential(1.0, (rows, tokens))
     mu = log_probs - draws.normal(0.0, off_policy, (rows, tokens))
@@ -132,7 +140,7 @@ some_cases = st.builds(
 
 
 def stands_on_an_edge(settings, case):
-    """Where a ratio is at an edge, there are two slopes, and which side it is on is a matter of rounding."""
+    """Return whether a ratio is at an edge, where rounding decides between two slopes."""
     ratio = np.exp(case["log_probs"] - case["mu"])
     moved = np.exp(case["log_probs"] - case["old"])
     weight = np.exp(case["old"] - case["mu"])

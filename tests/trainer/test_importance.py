@@ -1,4 +1,4 @@
-"""The sampler's claim against the trainer's own recomputation, through the wire: within 1e-4 when the versions agree."""
+"""The sampler's claims equal the trainer's recomputation within 1e-4."""
 
 import numpy as np
 import pytest
@@ -8,11 +8,11 @@ from transformers import AutoModelForCausalLM
 from echo_node.config import DemoConfig
 from echo_node.demo.swarm import Demo
 from echo_node.engine.local import LocalEngine
-from echo_node.engine.torch import TorchDecoder
-from echo_node.metrics import Records
-from echo_node.run import read_model
+from echo_node.engine.torch_decoder import TorchDecoder
+from echo_node.runs.algorithm import training_settings
+from echo_node.runs.run import read_model
 from echo_node.sampler.rollout import Rollout
-from echo_node.trainer.settings import training_settings
+from echo_node.telemetry.metrics import Records
 from echo_node.trainer.step import TrainStep
 from protocol import TrajectoryGroup, open_sealed
 from protocol.sampling import probabilities
@@ -32,7 +32,7 @@ def groups():
 
 def test_every_importance_weight_is_within_one_ten_thousandth_of_one(groups):
     run, opened = groups
-    step = TrainStep(run.folder, training_settings(run.told).step, threads=1)
+    step = TrainStep(run.folder, training_settings(run.manifest).step, threads=1)
     model = AutoModelForCausalLM.from_pretrained(run.folder, dtype=torch.float32).eval()
     published = {name: tensor.float() for name, tensor in step.published().items()}
     assert not model.load_state_dict(published, strict=False).unexpected_keys

@@ -1,4 +1,4 @@
-"""The training journal: what it was told it still knows, whatever ended, and a group is in one place only."""
+"""The training journal: a crash loses nothing, and a group has one state."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_node.errors import StoreError
+from echo_node.rollouts.record import RolloutRecord
 from echo_node.trainer import journal as room
-from echo_node.trainer.journal import Batch, Finding, KeptGroup, open_journal
+from echo_node.trainer.journal import Batch, Finding, open_journal
 from protocol import TrajectoryGroup, open_sealed
 from protocol.digest import context
 from protocol.identity import verify
@@ -22,11 +23,11 @@ from tests.crafting import SAMPLERS, open_run, sealed_group
 RUN = bytes(32)
 
 
-def kept(n: int, step: int = 0, rewards=None) -> KeptGroup:
-    return KeptGroup(n.to_bytes(32), b"s" * 32, n, bytes([step]) * 32, step, b"sealed %d" % n, rewards)
+def kept(n: int, step: int = 0, rewards=None) -> RolloutRecord:
+    return RolloutRecord(n.to_bytes(32), b"s" * 32, n, bytes([step]) * 32, step, b"sealed %d" % n, rewards)
 
 
-def scored(*numbers: int) -> tuple[KeptGroup, ...]:
+def scored(*numbers: int) -> tuple[RolloutRecord, ...]:
     return tuple(kept(n, rewards=(0.5, float(n))) for n in numbers)
 
 
@@ -50,10 +51,10 @@ async def test_a_batch_comes_back_in_its_order_with_its_rewards_to_the_last_bit(
         assert await journal.last_number() == 1
 
 
-def facts(*numbers: int) -> tuple[KeptGroup, ...]:
+def facts(*numbers: int) -> tuple[RolloutRecord, ...]:
     """Groups as another trainer tells of them: without their bytes."""
     return tuple(
-        KeptGroup(n.to_bytes(32), b"s" * 32, n, bytes(32), 0, None, (0.5, float(n)), b"g" * 64)
+        RolloutRecord(n.to_bytes(32), b"s" * 32, n, bytes(32), 0, None, (0.5, float(n)), b"g" * 64)
         for n in numbers
     )
 
@@ -161,7 +162,7 @@ async def test_the_signature_of_a_settled_group_stays_and_can_be_checked():
     run = open_run()
     opened = open_sealed(sealed_group(run, b"h" * 32, SAMPLERS[0], 7), TrajectoryGroup, run.id)
     async with open_journal(None, RUN) as journal:
-        await journal.draw(Batch(1, 0, 1, (KeptGroup.of(opened, 0, [1.0, 0.0]),)))
+        await journal.draw(Batch(1, 0, 1, (RolloutRecord.of(opened, 0, rewards=[1.0, 0.0]),)))
         await journal.settle(1, step=0)
         ((id_, signer, sealed, signature),) = await journal._rows(
             "SELECT id, sampler, sealed, signature FROM groups"
@@ -267,7 +268,7 @@ async def test_two_trainers_do_not_share_a_journal(tmp_path):
 def test_a_sealed_group_is_kept_with_its_facts():
     run = open_run()
     opened = open_sealed(sealed_group(run, b"h" * 32, SAMPLERS[0], 7), TrajectoryGroup, run.id)
-    made = KeptGroup.of(opened, 3, [1.0, 0.0])
+    made = RolloutRecord.of(opened, 3, rewards=[1.0, 0.0])
     assert (made.id, made.sampler, made.slot, made.head, made.step) == (
         opened.id,
         SAMPLERS[0].public,
@@ -281,10 +282,11 @@ def test_a_sealed_group_is_kept_with_its_facts():
 WORK = """
 import sys, trio
 from pathlib import Path
-from echo_node.trainer.journal import Batch, KeptGroup, open_journal
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.trainer.journal import Batch, open_journal
 
 def kept(n, rewards=None):
-    return KeptGroup(n.to_bytes(32), b"s" * 32, n, bytes(32), 0, b"sealed %d" % n, rewards)
+    return RolloutRecord(n.to_bytes(32), b"s" * 32, n, bytes(32), 0, b"sealed %d" % n, rewards)
 
 async def work():
     async with open_journal(Path(sys.argv[1]), bytes(32)) as journal:
@@ -300,20 +302,23 @@ trio.run(work)
 
 
 def test_what_was_acknowledged_before_a_kill_is_there_after_it(tmp_path):
-    """Each group is said aloud only when `keep` or `draw` has returned; the process is killed in the middle of the next."""
+    """A group is printed only when `keep` or `draw` has returned.
+
+    The process is killed in the middle of the next call.
+    """
     command = [sys.executable, "-c", WORK, str(tmp_path / "j")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        said = [int(child.stdout.readline()) for _ in range(60)]
+        printed = [int(child.stdout.readline()) for _ in range(60)]
         child.kill()
-        said += [int(line) for line in child.stdout.read().splitlines()]
+        printed += [int(line) for line in child.stdout.read().splitlines()]
 
     async def look():
         async with open_journal(tmp_path / "j", RUN) as journal:
             return await journal.states(), await journal.batches()
 
     states, batches = trio.run(look)
-    assert {kept(n).id for n in said if n > 0} <= states.keys()
-    assert {-n for n in said if n < 0} <= {batch.number for batch in batches}
+    assert {kept(n).id for n in printed if n > 0} <= states.keys()
+    assert {-n for n in printed if n < 0} <= {batch.number for batch in batches}
     for batch in batches:
         first = 5 * batch.number - 4
         assert [group.slot for group in batch.groups] == list(range(first, first + 5)), "whole or not there"

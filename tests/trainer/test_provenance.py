@@ -1,4 +1,4 @@
-"""`echo-node weights provenance`: which groups a version was trained on, held against what its head has signed."""
+"""`echo-node weights provenance`: groups of a version, checked against its head."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import trio
 from typer.testing import CliRunner
 
-from echo_node.cli import app
+from echo_node.cli.main import app
 from echo_node.errors import ConfigError, StoreError
 from echo_node.trainer.journal import open_journal
 from protocol import Envelope, TrajectoryGroup, peer_id
-from tests.trainer.dying import ANN, BOB, RUN, Recording, train
+from tests.trainer.crash_points import ANN, BOB, RUN, Recording, train
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def test_every_group_is_listed_with_its_sampler_slot_and_policy(folder, trained)
     assert [row["sampler"] for row in rows] == [peer_id(each.signer) for each in third]
     assert {row["sampler"] for row in rows} == {peer_id(ANN.public), peer_id(BOB.public)}
     for row, each in zip(rows, third, strict=True):
-        said = each.claim(TrajectoryGroup, RUN.id)
-        assert (row["slot"], row["head"]) == (said.slot, said.heads[0].hex())
+        message = each.claim(TrajectoryGroup, RUN.id)
+        assert (row["slot"], row["head"]) == (message.slot, message.heads[0].hex())
     assert [row["step"] for row in rows] == [2, 2, 2, 2]
 
 

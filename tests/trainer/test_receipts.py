@@ -1,4 +1,4 @@
-"""What samplers are told of their groups: everything, in as few messages as hold it, and never two things of one group."""
+"""Receipts: everything, in as few messages as hold it, and one answer per group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Listener:
     def __init__(self, inbox):
         self._inbox = inbox
 
-    async def heard(self) -> list[Receipt]:
+    async def received(self) -> list[Receipt]:
         """All receipts so far, each under the trainer's seal and within the limits of the wire."""
         await trio.testing.wait_all_tasks_blocked()
         return [
@@ -39,20 +39,23 @@ class Listener:
 
 
 @asynccontextmanager
-async def desk(tip=lambda: HEAD):
+async def desk(head=HEAD):
     async with (
         MemorySwarm() as swarm,
         swarm.join(TRAINER) as trainer,
         swarm.join(SAMPLERS[0]) as sampler,
         sampler.subscribe(topics.topic(RUN.id, topics.RECEIPTS), lambda _: ACCEPT) as inbox,
     ):
-        yield Receipts(trainer, TRAINER, RUN.id, tip), Listener(inbox)
+        receipts = Receipts(trainer, TRAINER, RUN.id)
+        if head is not None:
+            receipts.set_head(head)
+        yield receipts, Listener(inbox)
 
 
-def answers(told: list[Receipt]) -> list[tuple[bytes, str]]:
+def answers(receipts: list[Receipt]) -> list[tuple[bytes, str]]:
     return [
-        *((group, "accepted") for receipt in told for group in receipt.accepted_ids()),
-        *(pair for receipt in told for pair in receipt.refused_ids()),
+        *((group, "accepted") for receipt in receipts for group in receipt.accepted_ids()),
+        *(pair for receipt in receipts for pair in receipt.refused_ids()),
     ]
 
 
@@ -65,19 +68,19 @@ async def test_one_receipt_says_what_was_taken_what_was_refused_and_why():
         receipts.refuse(ids(4, 1)[0], "duplicate")
         receipts.refuse(ids(5, 1)[0], "stale")
         await receipts.send()
-        (told,) = await listener.heard()
-    assert list(told.accepted_ids()) == ids(0, 3)
-    assert [(refusal.reason, refusal.ids) for refusal in told.refused] == [
+        (receipt,) = await listener.received()
+    assert list(receipt.accepted_ids()) == ids(0, 3)
+    assert [(refusal.reason, refusal.ids) for refusal in receipt.refused] == [
         ("duplicate", ids(4, 1)[0]),
         ("stale", ids(3, 1)[0] + ids(5, 1)[0]),
     ]
-    assert (told.head, told.version, told.term, told.rate) == (HEAD.id, 0, 1, 2.5)
+    assert (receipt.head, receipt.version, receipt.term, receipt.rate) == (HEAD.id, 0, 1, 2.5)
 
 
 async def test_nothing_to_say_is_not_said():
     async with desk() as (receipts, listener):
         await receipts.send()
-        assert await listener.heard() == []
+        assert await listener.received() == []
 
 
 @pytest.mark.parametrize(
@@ -91,15 +94,15 @@ async def test_however_many_there_are_each_is_answered_once(accepted, refused):
         for group in ids(accepted, refused):
             receipts.refuse(group, "full")
         await receipts.send()
-        told = await listener.heard()
-        assert len(told) == -(-(accepted + refused) // limits.RECEIPT_IDS), "as few as it takes"
-        said = answers(told)
-        assert sorted(said) == sorted(
+        sent = await listener.received()
+        assert len(sent) == -(-(accepted + refused) // limits.RECEIPT_IDS), "as few as it takes"
+        answered = answers(sent)
+        assert sorted(answered) == sorted(
             [(group, "accepted") for group in ids(0, accepted)]
             + [(group, "full") for group in ids(accepted, refused)]
         )
         await receipts.send()
-        assert await listener.heard() == []
+        assert await listener.received() == []
 
 
 async def test_a_group_that_comes_again_after_it_was_taken_is_told_that_it_was_taken():
@@ -109,15 +112,15 @@ async def test_a_group_that_comes_again_after_it_was_taken_is_told_that_it_was_t
         receipts.accept(group)
         receipts.refuse(group, "duplicate")
         await receipts.send()
-        assert answers(await listener.heard()) == [(group, "accepted")]
+        assert answers(await listener.received()) == [(group, "accepted")]
         receipts.rate = 1.0
         receipts.refuse(group, "duplicate")
         await receipts.send()
-        assert answers(await listener.heard()) == [(group, "accepted")]
+        assert answers(await listener.received()) == [(group, "accepted")]
 
 
 async def test_a_strangers_bad_copy_of_a_group_does_not_undo_its_acceptance():
-    """A group's id does not cover its signature, so anybody can send one under the id of another's group."""
+    """A group's id does not cover its signature: anybody can send a forged copy."""
     (group,) = ids(7, 1)
     async with desk() as (receipts, listener):
         receipts.refuse(group, "wrong-signature")
@@ -126,7 +129,7 @@ async def test_a_strangers_bad_copy_of_a_group_does_not_undo_its_acceptance():
         receipts.rate = 1.0
         receipts.refuse(group, "wrong-signature")
         await receipts.send()
-        assert set(answers(await listener.heard())) == {(group, "accepted")}
+        assert set(answers(await listener.received())) == {(group, "accepted")}
 
 
 async def test_more_than_one_message_of_acceptances_and_a_late_refusal_of_the_first_do_not_overlap():
@@ -136,19 +139,18 @@ async def test_more_than_one_message_of_acceptances_and_a_late_refusal_of_the_fi
         for group in ids(0, 1_000):
             receipts.refuse(group, "duplicate")
         await receipts.send()
-        assert set(answers(await listener.heard())) == {(group, "accepted") for group in ids(0, 1_000)}
+        assert set(answers(await listener.received())) == {(group, "accepted") for group in ids(0, 1_000)}
 
 
 async def test_before_there_is_a_head_answers_wait_and_their_number_is_bounded():
-    tip = []
-    async with desk(lambda: tip[0] if tip else None) as (receipts, listener):
+    async with desk(head=None) as (receipts, listener):
         for group in ids(0, room.MOST_WAITING + 100):
             receipts.refuse(group, "stale")
         await receipts.send()
-        assert await listener.heard() == []
-        tip.append(HEAD)
+        assert await listener.received() == []
+        receipts.set_head(HEAD)
         await receipts.send()
-        assert len(answers(await listener.heard())) == room.MOST_WAITING
+        assert len(answers(await listener.received())) == room.MOST_WAITING
 
 
 async def test_what_was_taken_is_remembered_for_a_while_and_not_for_ever():
@@ -156,12 +158,12 @@ async def test_what_was_taken_is_remembered_for_a_while_and_not_for_ever():
         for group in ids(0, room.MOST_WAITING + 50):
             receipts.accept(group)
         await receipts.send()
-        await listener.heard()
+        await listener.received()
         assert len(receipts._taken) == room.MOST_WAITING
         receipts.refuse(ids(0, 1)[0], "duplicate")
         receipts.refuse(ids(room.MOST_WAITING, 1)[0], "duplicate")
         await receipts.send()
-        assert answers(await listener.heard()) == [
+        assert answers(await listener.received()) == [
             (ids(room.MOST_WAITING, 1)[0], "accepted"),
             (ids(0, 1)[0], "duplicate"),
         ]
@@ -169,14 +171,14 @@ async def test_what_was_taken_is_remembered_for_a_while_and_not_for_ever():
 
 async def test_receipts_go_out_by_themselves_and_by_the_clock(autojump_clock):  # noqa: ARG001 - it jumps
     async with desk() as (receipts, listener), trio.open_nursery() as nursery:
-        nursery.start_soon(receipts.send_now_and_then)
+        nursery.start_soon(receipts.send_periodically)
         receipts.accept(ids(0, 1)[0])
         receipts.accept(ids(1, 1)[0])
         await trio.sleep(1.5 * EVERY_SECONDS)
-        assert len(await listener.heard()) == 1, "gathered, not one by one"
+        assert len(await listener.received()) == 1, "gathered, not one by one"
         receipts.accept(ids(2, 1)[0])
         await trio.sleep(EVERY_SECONDS)
-        assert len(await listener.heard()) == 1
+        assert len(await listener.received()) == 1
         nursery.cancel_scope.cancel()
 
 
@@ -184,11 +186,11 @@ class Hushed:
     """A network's `publish` alone: what was published, opened."""
 
     def __init__(self):
-        self.told = []
+        self.receipts = []
 
     async def publish(self, _topic, data):
         await trio.lowlevel.checkpoint()
-        self.told.append(open_sealed(data, Receipt, RUN.id).message)
+        self.receipts.append(open_sealed(data, Receipt, RUN.id).message)
 
 
 @given(
@@ -205,7 +207,8 @@ def test_in_whatever_order_things_happen_what_is_accepted_is_never_refused_after
     network = Hushed()
 
     async def play():
-        receipts = Receipts(network, TRAINER, RUN.id, lambda: HEAD)
+        receipts = Receipts(network, TRAINER, RUN.id)
+        receipts.set_head(HEAD)
         for event in [*order, None]:
             if event is None:
                 await receipts.send()
@@ -216,19 +219,19 @@ def test_in_whatever_order_things_happen_what_is_accepted_is_never_refused_after
 
     trio.run(play)
     taken = set()
-    for told in network.told:
-        taken |= set(told.accepted_ids())
-        assert not taken & {group for group, _ in told.refused_ids()}
+    for receipt in network.receipts:
+        taken |= set(receipt.accepted_ids())
+        assert not taken & {group for group, _ in receipt.refused_ids()}
     assert taken == {ids(event[1], 1)[0] for event in order if event and event[0] == "accept"}
     asked = {ids(event[1], 1)[0] for event in order if event}
-    assert {group for group, _ in answers(network.told)} == asked, "everybody gets an answer"
+    assert {group for group, _ in answers(network.receipts)} == asked, "everybody gets an answer"
 
 
 async def test_another_rate_is_told_by_itself_and_a_rate_that_hardly_moved_is_not():
     async with desk() as (receipts, listener):
-        for rate, told in ((None, []), (8.0, [8.0]), (7.0, []), (2.0, [2.0]), (None, [None]), (None, [])):
+        for rate, expected in ((None, []), (8.0, [8.0]), (7.0, []), (2.0, [2.0]), (None, [None]), (None, [])):
             receipts.rate = rate
             await receipts.send()
-            heard = await listener.heard()
-            assert [receipt.rate for receipt in heard] == told
-            assert answers(heard) == []
+            received = await listener.received()
+            assert [receipt.rate for receipt in received] == expected
+            assert answers(received) == []

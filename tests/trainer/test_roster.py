@@ -1,4 +1,4 @@
-"""Who has joined: each key once, with one engine that the run takes, and never too many. Who changes it, may."""
+"""The roster: each key once, with one allowed engine class, and never too many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trio.testing
 from echo_node.errors import PeerError
 from echo_node.net.base import Message
 from echo_node.trainer.journal import open_journal
-from echo_node.trainer.roster import CHANGE_SECONDS, JoinDesk
+from echo_node.trainer.roster import CHANGE_SECONDS, RosterBuilder
 from protocol import Join, Member, Opened, Roster, decode, encode, limits, open_sealed, seal
 from protocol.digest import ZERO
 from tests.crafting import ENGINE, SAMPLERS, changed_run, open_run
@@ -26,11 +26,11 @@ def join(sampler, engine: str = ENGINE, name: str = "", run=RUN) -> Opened[Join]
 
 
 def test_samplers_are_in_the_roster_by_the_order_of_their_keys():
-    desk = JoinDesk(RUN)
-    assert desk.roster() == Roster(())
+    builder = RosterBuilder(RUN)
+    assert builder.roster() == Roster(())
     joins = [join(sampler) for sampler in reversed(SAMPLERS)]
-    assert all(desk.welcome(each) for each in joins)
-    roster = desk.roster()
+    assert all(builder.add(each) for each in joins)
+    roster = builder.roster()
     assert roster.members == tuple(
         Member(each.signer, ENGINE, each.id) for each in sorted(joins, key=lambda each: each.signer)
     )
@@ -38,121 +38,124 @@ def test_samplers_are_in_the_roster_by_the_order_of_their_keys():
 
 
 def test_the_first_join_of_a_key_counts_as_long_as_its_engine_is_the_same():
-    desk = JoinDesk(RUN)
+    builder = RosterBuilder(RUN)
     first = join(SAMPLERS[0])
-    assert desk.welcome(first)
-    assert not desk.welcome(first)
-    assert not desk.welcome(join(SAMPLERS[0], name="again"))
-    assert desk.roster().members == (Member(SAMPLERS[0].public, ENGINE, first.id),)
+    assert builder.add(first)
+    assert not builder.add(first)
+    assert not builder.add(join(SAMPLERS[0], name="again"))
+    assert builder.roster().members == (Member(SAMPLERS[0].public, ENGINE, first.id),)
 
 
 @pytest.mark.parametrize("engine", ["llama/q4_0", "torch/bf16"])
 def test_an_engine_that_the_run_does_not_take_is_not_let_in(engine):
-    desk = JoinDesk(RUN)
-    assert not desk.welcome(join(SAMPLERS[0], engine))
-    assert desk.roster() == Roster(())
-    assert desk.welcome(join(SAMPLERS[0])), "and may come back with one that it does"
+    builder = RosterBuilder(RUN)
+    assert not builder.add(join(SAMPLERS[0], engine))
+    assert builder.roster() == Roster(())
+    assert builder.add(join(SAMPLERS[0])), "and may come back with one that it does"
 
 
 def test_a_full_roster_lets_nobody_in_and_still_fits_its_message(monkeypatch):
     monkeypatch.setattr(limits, "ROSTER", 2)
-    desk = JoinDesk(RUN)
-    assert [desk.welcome(join(sampler)) for sampler in SAMPLERS[:3]] == [True, True, False]
-    assert len(desk.roster().members) == 2
+    builder = RosterBuilder(RUN)
+    assert [builder.add(join(sampler)) for sampler in SAMPLERS[:3]] == [True, True, False]
+    assert len(builder.roster().members) == 2
 
 
 def test_who_is_in_the_newest_heads_roster_has_joined_and_an_own_join_stands():
-    desk = JoinDesk(RUN)
+    builder = RosterBuilder(RUN)
     own = join(SAMPLERS[0])
-    desk.welcome(own)
+    builder.add(own)
     theirs = Roster(tuple(Member(each.public, ENGINE, b"j" * 32) for each in SAMPLERS[:2]))
-    desk.take_over(theirs)
-    assert desk.roster().members == (Member(SAMPLERS[0].public, ENGINE, own.id), theirs.members[1])
-    assert desk.refusal(join(SAMPLERS[1])) is None, "it is in already"
+    builder.take_over(theirs)
+    assert builder.roster().members == (Member(SAMPLERS[0].public, ENGINE, own.id), theirs.members[1])
+    assert builder.refusal(join(SAMPLERS[1])) is None, "it is in already"
     assert (
-        desk.refusal(join(SAMPLERS[2], "torch/bf16")) == "this run does not take the engine class torch/bf16"
+        builder.refusal(join(SAMPLERS[2], "torch/bf16"))
+        == "this run does not take the engine class torch/bf16"
     )
 
 
 def test_a_sampler_that_comes_back_with_another_engine_is_in_the_next_roster_with_it():
-    desk = JoinDesk(RUN)
-    desk.welcome(join(SAMPLERS[0]))
+    builder = RosterBuilder(RUN)
+    builder.add(join(SAMPLERS[0]))
     later = join(SAMPLERS[0], OTHER)
-    assert desk.welcome(later)
-    assert desk.roster().members == (Member(SAMPLERS[0].public, OTHER, later.id),)
-    assert not desk.welcome(join(SAMPLERS[0], "torch/bf16"))
-    assert desk.roster().members == (Member(SAMPLERS[0].public, OTHER, later.id),)
+    assert builder.add(later)
+    assert builder.roster().members == (Member(SAMPLERS[0].public, OTHER, later.id),)
+    assert not builder.add(join(SAMPLERS[0], "torch/bf16"))
+    assert builder.roster().members == (Member(SAMPLERS[0].public, OTHER, later.id),)
 
 
 def test_an_engine_is_not_changed_again_and_again():
     now = 0.0
-    desk = JoinDesk(RUN, lambda: now)
-    desk.welcome(join(SAMPLERS[0]))
-    assert desk.welcome(join(SAMPLERS[0], OTHER))
+    builder = RosterBuilder(RUN, lambda: now)
+    builder.add(join(SAMPLERS[0]))
+    assert builder.add(join(SAMPLERS[0], OTHER))
     now = CHANGE_SECONDS / 2
-    assert "may change again in 300 s" in desk.refusal(join(SAMPLERS[0]))
-    assert not desk.welcome(join(SAMPLERS[0]))
-    assert desk.refusal(join(SAMPLERS[0], OTHER)) is None
+    assert "may change again in 300 s" in builder.refusal(join(SAMPLERS[0]))
+    assert not builder.add(join(SAMPLERS[0]))
+    assert builder.refusal(join(SAMPLERS[0], OTHER)) is None
     now = CHANGE_SECONDS
-    assert desk.welcome(join(SAMPLERS[0]))
+    assert builder.add(join(SAMPLERS[0]))
 
 
 @pytest.mark.parametrize(("first", "then"), [(ENGINE, OTHER), (OTHER, ENGINE)])
 def test_nobody_goes_over_to_a_class_that_a_cheat_could_hide_in_or_away_from_it(first, then):
     engines = [
-        dataclasses.replace(each, share=0.25) if each.engine == OTHER else each for each in RUN.told.engines
+        dataclasses.replace(each, share=0.25) if each.engine == OTHER else each
+        for each in RUN.manifest.engines
     ]
     run = changed_run(RUN, engines=tuple(engines))
-    desk = JoinDesk(run)
-    assert desk.welcome(join(SAMPLERS[0], first, run=run))
-    assert f"may not go over to {then}" in desk.refusal(join(SAMPLERS[0], then, run=run))
-    assert not desk.welcome(join(SAMPLERS[0], then, run=run))
-    assert [each.engine for each in desk.roster().members] == [first]
+    builder = RosterBuilder(run)
+    assert builder.add(join(SAMPLERS[0], first, run=run))
+    assert f"may not go over to {then}" in builder.refusal(join(SAMPLERS[0], then, run=run))
+    assert not builder.add(join(SAMPLERS[0], then, run=run))
+    assert [each.engine for each in builder.roster().members] == [first]
 
 
 def test_who_could_never_be_used_since_its_share_of_a_batch_is_less_than_a_group_is_told_so():
     """A batch of this run has four groups."""
     engines = [
-        dataclasses.replace(each, share=0.2) if each.engine == OTHER else each for each in RUN.told.engines
+        dataclasses.replace(each, share=0.2) if each.engine == OTHER else each
+        for each in RUN.manifest.engines
     ]
     run = changed_run(RUN, engines=tuple(engines))
-    assert "less than a group" in JoinDesk(run).refusal(join(SAMPLERS[0], OTHER, run=run))
-    assert JoinDesk(run).refusal(join(SAMPLERS[0], run=run)) is None
+    assert "less than a group" in RosterBuilder(run).refusal(join(SAMPLERS[0], OTHER, run=run))
+    assert RosterBuilder(run).refusal(join(SAMPLERS[0], run=run)) is None
 
 
 async def test_a_join_is_on_disk_before_it_is_acknowledged_and_the_last_one_counts_after_a_restart(tmp_path):
-    desk = JoinDesk(RUN)
+    builder = RosterBuilder(RUN)
     async with open_journal(tmp_path / "journal", RUN.id) as journal:
-        taker = desk.taker(journal)
+        taker = builder.taker(journal)
         for engine in (ENGINE, OTHER, OTHER):
-            said = join(SAMPLERS[0], engine, name=engine)
-            await taker.take(Message("", said.sealed, SAMPLERS[0].public))
+            opened_join = join(SAMPLERS[0], engine, name=engine)
+            await taker.take(Message("", opened_join.sealed, SAMPLERS[0].public))
         with pytest.raises(PeerError, match="may change again"):
             await taker.take(Message("", join(SAMPLERS[0]).sealed, SAMPLERS[0].public))
-    again = JoinDesk(RUN)
+    again = RosterBuilder(RUN)
     async with open_journal(tmp_path / "journal", RUN.id) as journal:
         for sealed in await journal.joins():
-            again.welcome(open_sealed(sealed, Join, RUN.id))
-    assert again.roster() == desk.roster()
+            again.add(open_sealed(sealed, Join, RUN.id))
+    assert again.roster() == builder.roster()
     assert [each.engine for each in again.roster().members] == [OTHER]
 
 
 async def test_waiting_for_samplers_ends_with_the_last_of_them():
-    desk = JoinDesk(RUN)
+    builder = RosterBuilder(RUN)
     done = trio.Event()
 
     async def wait():
-        await desk.wait_for(2)
+        await builder.wait_for(2)
         done.set()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
-        desk.welcome(join(SAMPLERS[0]))
-        desk.welcome(join(SAMPLERS[0]))
+        builder.add(join(SAMPLERS[0]))
+        builder.add(join(SAMPLERS[0]))
         await trio.testing.wait_all_tasks_blocked()
         assert not done.is_set()
-        desk.welcome(join(SAMPLERS[1]))
+        builder.add(join(SAMPLERS[1]))
         with trio.fail_after(5):
             await done.wait()
-    await desk.wait_for(2)
-    await desk.wait_for(0)
+    await builder.wait_for(2)
+    await builder.wait_for(0)

@@ -1,4 +1,4 @@
-"""A trainer stands by: the leader ends, another goes on from its checkpoint and its weights, and everybody follows."""
+"""Standby: the leader ends, another goes on from its checkpoint and weights."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import pytest
 import torch
 import trio
 
+from echo_node.election.elector import VoteLog
+from echo_node.election.leader_monitor import LeaderMonitor
 from echo_node.engine.base import TensorBytes
 from echo_node.net.memory import MemorySwarm
-from echo_node.net.throttle import Throttle
-from echo_node.run import Run, read_model
-from echo_node.runfile import RunFile, TermsTable, new_run
-from echo_node.terms.voting import VoteBox
-from echo_node.terms.watching import Watch
-from echo_node.trainer.accounting import account_for
+from echo_node.net.rate_limit import Throttle
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.run import Run, read_model
+from echo_node.runs.spec import RunSpec, TermsTable, new_run
 from echo_node.trainer.checkpoint import Checkpoint, newest_checkpoint, write_checkpoint
-from echo_node.trainer.journal import Batch, KeptGroup, open_journal
-from echo_node.trainer.remembering import accounted_since
+from echo_node.trainer.journal import Batch, open_journal
+from echo_node.trainer.provenance import provenance_record_of
+from echo_node.trainer.recovery import accounted_since
 from echo_node.trainer.standby import Standby
-from echo_node.weights.account import naming
-from echo_node.weights.publish import Publisher
-from echo_node.weights.pull import Puller
-from echo_node.weights.state import layout_of
+from echo_node.weights.provenance_record import provenance_ext
+from echo_node.weights.publisher import Publisher
+from echo_node.weights.puller import Puller
 from echo_node.weights.store import WeightsStore
+from echo_node.weights.tensors import layout_of
 from protocol import Roster, TrajectoryGroup, derive, open_sealed, topics
 from protocol.manifest import Terms
 from tests.crafting import SAMPLERS, TRAINER, changed_run, identity, open_run, sealed_group
@@ -60,8 +61,10 @@ async def judge(join, folder, run=RUN):
     with opened_store(folder, run) as store:
         async with join(JUDGE) as network:
             puller = Puller(network, store)
-            box = VoteBox(folder / "votes", JUDGE, run.id, durable=False)
-            watch = Watch(network, puller.hearing, run.told.terms, box=box, held=lambda: store.tip)
+            vote_log = VoteLog(folder / "votes", JUDGE, run.id, durable=False)
+            watch = LeaderMonitor(
+                network, puller.chain, run.manifest.terms, votes=vote_log, held=lambda: store.tip
+            )
             async with puller.work(), watch.work():
                 yield puller
 
@@ -78,7 +81,7 @@ def somewhat_changed(version: int):
 
 
 class Leading:
-    """What a trainer does while it leads, without training: it publishes a version whenever it is told to."""
+    """A leader that does not train: it publishes a version on demand."""
 
     def __init__(self, network, store, who, folder):
         self.network, self.store, self.folder = network, store, folder
@@ -92,7 +95,7 @@ class Leading:
         self._puller = Puller(network, store)
 
     async def lead(self):
-        async with self._puller.offering.serve():
+        async with self._puller.seeder.serve():
             if self.store.follower.tip is None:
                 await self.publish(MODEL)
             self.began.set()
@@ -101,7 +104,7 @@ class Leading:
     async def publish(self, state, groups=(), account=None):
         tip = self.publisher.tip
         step = tip.message.step + 1 if tip else 0
-        ext = {} if account is None else naming(self.store.blobs.put(account))
+        ext = {} if account is None else provenance_ext(self.store.blobs.put(account))
         made = await trio.to_thread.run_sync(
             lambda: self.publisher.publish(state, step=step, roster=Roster(()), groups=groups, ext=ext)
         )
@@ -166,8 +169,8 @@ async def test_what_a_trainer_fetches_while_it_stands_by_keeps_to_what_is_allowe
         await before.began.wait()
         last = await before.publish(somewhat_changed(1))
         before.checkpoint(1)
-        await until(lambda: heir.borrowing.kept and after.store.tip == last)
-    assert downlink.bytes >= heir.borrowing.kept.size + after.store.flat.size
+        await until(lambda: heir.checkpoint_fetcher.kept and after.store.tip == last)
+    assert downlink.bytes >= heir.checkpoint_fetcher.kept.size + after.store.flat.size
 
 
 @pytest.mark.parametrize(
@@ -187,8 +190,8 @@ async def test_the_heir_goes_on_from_the_newest_weights_and_checkpoint(tmp_path,
             for version in range(1, 4):
                 last = await before.publish(somewhat_changed(version))
                 before.checkpoint(version)
-            await until(lambda: heir.borrowing.kept and heir.borrowing.kept.step == 3)
-            await until(lambda: after.store.tip == last and watcher.hearing.tip == last)
+            await until(lambda: heir.checkpoint_fetcher.kept and heir.checkpoint_fetcher.kept.step == 3)
+            await until(lambda: after.store.tip == last and watcher.chain.tip == last)
             assert not after.began.is_set()
         with trio.fail_after(60):
             await after.began.wait()
@@ -199,7 +202,7 @@ async def test_the_heir_goes_on_from_the_newest_weights_and_checkpoint(tmp_path,
         first = await after.publish(somewhat_changed(9))
         assert (first.message.term, first.message.version) == (2, 4)
         assert first.message.anchor is not None
-        await until(lambda: watcher.hearing.tip == first)
+        await until(lambda: watcher.chain.tip == first)
         async with trainer(join, TRAINER, tmp_path / "trainer", run) as (_, back):
             await until(lambda: back.store.tip == first)
             assert not back.began.is_set(), "it follows, and does not lead"
@@ -218,12 +221,12 @@ async def test_an_account_is_believed_only_if_it_is_what_the_head_commits_to(tmp
         for version in (1, 2):
             sealed = [sealed_group(RUN, under.id, SAMPLERS[0], 2 * version + n) for n in range(2)]
             groups = [open_sealed(each, TrajectoryGroup, RUN.id) for each in sealed]
-            used = [KeptGroup.of(each, 0, (1.0,)) for each in groups]
-            told = used if version == 1 else [used[0], replace(used[0], id=used[1].id)]
-            account = account_for([Batch(version, version - 1, version, tuple(told))])
+            used = [RolloutRecord.of(each, 0, rewards=(1.0,)) for each in groups]
+            batch = used if version == 1 else [used[0], replace(used[0], id=used[1].id)]
+            account = provenance_record_of([Batch(version, version - 1, version, tuple(batch))])
             ids = [each.id for each in used]
             heads.append(await before.publish(somewhat_changed(version), ids, account))
-        await until(lambda: {head.id for head in heads} <= heir._accounting._done)
+        await until(lambda: {head.id for head in heads} <= heir._provenance._done)
         journal = heir._journal
         assert [batch.version for batch in await journal.batches()] == [1]
         assert await accounted_since(journal, after.store.follower.heads, bound=2) == 2
@@ -238,16 +241,16 @@ async def test_a_head_whose_weights_went_down_with_the_leader_stops_nobody(tmp_p
         async with trainer(swarm.join, TRAINER, tmp_path / "trainer") as (_, before):
             await before.began.wait()
             common = await before.publish(somewhat_changed(1))
-            await until(lambda: after.store.tip == common and watcher.hearing.tip == common)
+            await until(lambda: after.store.tip == common and watcher.chain.tip == common)
             await watcher.pull()
             before.forgets_weights = True
             lost = await before.publish(somewhat_changed(2))
-            await until(lambda: watcher.hearing.tip == lost and after.store.follower.tip == lost)
+            await until(lambda: watcher.chain.tip == lost and after.store.follower.tip == lost)
         with trio.fail_after(60):
             await after.began.wait()
         assert after.store.follower.tip == common
         new = await after.publish(somewhat_changed(3))
-        await until(lambda: watcher.hearing.tip == new)
+        await until(lambda: watcher.chain.tip == new)
 
 
 async def test_a_leader_that_was_cut_off_gives_up_its_own_branch(tmp_path):
@@ -259,7 +262,7 @@ async def test_a_leader_that_was_cut_off_gives_up_its_own_branch(tmp_path):
     ):
         await before.began.wait()
         common = await before.publish(somewhat_changed(1))
-        await until(lambda: after.store.tip == common and watcher.hearing.tip == common)
+        await until(lambda: after.store.tip == common and watcher.chain.tip == common)
         swarm.partition([TRAINER.public])
         lost = await before.publish(somewhat_changed(2))
         before.checkpoint(2)
@@ -299,12 +302,12 @@ async def test_the_second_of_two_trainers_alone_leads_when_the_first_is_gone_and
     tmp_path,
 ):
     """As a run's file makes such a run, which says nothing of who votes."""
-    told = RunFile(
+    spec = RunSpec(
         name="two",
         trainers=[TRAINER.peer_id, HEIR.peer_id],
         terms=TermsTable(heartbeat_ms=100, lease_ms=300),
     )
-    run = Run.open(new_run(told, TRAINER), open_run().folder, jailed=False)
+    run = Run.open(new_run(spec, TRAINER), open_run().folder, jailed=False)
     async with (
         MemorySwarm() as swarm,
         trainer(swarm.join, HEIR, tmp_path / "heir", run) as (heir, after),

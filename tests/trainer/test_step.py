@@ -1,4 +1,4 @@
-"""The optimiser step on the embedded model: it is exact about what it publishes, and it repeats itself."""
+"""The optimiser step on the embedded model: exact weights, and repeatable bits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from echo_node import embedded
 from echo_node.errors import DefectError
-from echo_node.trainer.grpo import GrpoSettings
-from echo_node.trainer.packing import micro_batches, pack, rows_of
-from echo_node.trainer.step import SampledCompletion, StepSettings, TrainingGroup, TrainStep
+from echo_node.models import embedded
+from echo_node.runs.algorithm import GrpoSettings, StepSettings
+from echo_node.trainer.step import SampledCompletion, TrainingGroup, TrainStep
+from echo_node.trainer.tree_packing import micro_batches, pack, rows_of
 
 CPU = torch.device("cpu")
 REVERSE, EQUALS, END = 10, 11, 12
@@ -31,7 +31,7 @@ def plain_model():
 
 @torch.no_grad()
 def sampled_batch(groups, size, *, seed=0, temperature=1.0, limit=8):
-    """Groups drawn by transformers' own cached decoding, a sequence at a time, from the bf16 weights."""
+    """Return groups sampled by transformers' cached decoding from the bf16 weights."""
     model, draws, batch = plain_model(), np.random.default_rng(seed), []
     for _ in range(groups):
         digits = draws.integers(0, 10, 5)
@@ -52,7 +52,7 @@ def sampled_batch(groups, size, *, seed=0, temperature=1.0, limit=8):
 
 
 def ragged_batch(seed=0, groups=6, *, longest=9):
-    """Groups of many sizes and lengths, with prefixes in common, with claims that are only nearly right."""
+    """Return groups of many sizes, with shared prefixes and nearly right claims."""
     draws, batch = np.random.default_rng(seed), []
     for size in range(1, groups + 1):
         prompt = draws.integers(0, 16, draws.integers(1, 12))
@@ -263,9 +263,9 @@ def test_only_groups_of_this_version_are_held_to_its_engine_class(batch):
         for group in batch
     ]
 
-    def mistrusted(**told):
+    def mistrusted(**changes):
         step = new_step(grpo=GrpoSettings(geometric=True))
-        return step.step([dataclasses.replace(group, **told) for group in off]).tally.mistrusted
+        return step.step([dataclasses.replace(group, **changes) for group in off]).tally.mistrusted
 
     assert mistrusted(current=False) == 0
     assert mistrusted(current=True) == 16
@@ -280,7 +280,7 @@ def test_what_completions_have_in_common_takes_one_place():
     assert row.ids == [10, 1, 2, 11, 2, 1, 5, 6]  # no place for the last token of any
     assert [branch.sources for branch in row.branches] == [[3, 4, 5], [3, 4, 5], [3, 4, 6, 7]]
     assert row.positions == [0, 1, 2, 3, 4, 5, 5, 6]
-    assert np.flatnonzero(row.sight()[7]).tolist() == [0, 1, 2, 3, 4, 6, 7]
+    assert np.flatnonzero(row.attention_mask()[7]).tolist() == [0, 1, 2, 3, 4, 6, 7]
 
 
 def test_the_learning_rate_warms_up_in_a_straight_line(batch):

@@ -10,8 +10,8 @@ import pytest
 from benchmarks import verify
 from benchmarks.forgers import FORGERS
 from benchmarks.verify_power import NOT_DETECTABLE, Power, Tokens
-from echo_node.run import ENGINES
-from echo_node.verifier.bands import Bands
+from echo_node.runs.run import ENGINES
+from echo_node.verifier.tolerance import Tolerance
 
 
 def tokens(count, scale, seed):
@@ -19,7 +19,7 @@ def tokens(count, scale, seed):
 
 
 def test_tokens_are_counted_by_how_far_apart_honest_and_forged_lie():
-    power = Power(tokens(20_000, 1e-4, 0), Bands(ENGINES[0]))
+    power = Power(tokens(20_000, 1e-4, 0), Tolerance(ENGINES[0]))
     assert power.most == 625
     needed = [power.needed(tokens(4_000, scale, 1)) for scale in (1e-2, 1.5e-4, 1e-4)]
     assert needed[0] == 8

@@ -1,4 +1,4 @@
-"""Calibration: what honest engines give is inside the bands that follow from it, and what forgers give is mostly not."""
+"""Calibration: honest evidence is within the proposed tolerance, forged evidence mostly not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_node import embedded
-from echo_node.engine.kinds import EngineSpec, make_engine
+from echo_node.engine.engine_classes import EngineSpec, make_engine
 from echo_node.errors import ConfigError
-from echo_node.verifier.bands import WIDE, Bands
+from echo_node.models import embedded
 from echo_node.verifier.calibration import LEAST, WIDE_SHARE, Task, calibrate, draw, propose
 from echo_node.verifier.evidence import Evidence
-from echo_node.weights.local import read_folder
+from echo_node.verifier.tolerance import WIDE, Tolerance
+from echo_node.weights.open_store import read_folder
 from protocol.manifest import EngineTolerance
 from protocol.sampling import uniforms
 from protocol.wire import of
@@ -67,7 +67,7 @@ def narrow(task, judge):
 
 def test_honest_draws_lie_within_the_proposed_bands_alone_and_together(narrow):
     drawn, found = narrow
-    bands = Bands(found.tolerance)
+    bands = Tolerance(found.tolerance)
     assert found.tolerance.engine == drawn.engine_class == "llama/f16"
     assert len(found.honest) == 30
     assert all(bands.breach(each) is None for each in found.honest)
@@ -88,7 +88,7 @@ def test_forgers_are_told_apart_by_their_tokens_alone(narrow):
     assert found.caught["own luck"] >= 0.5
     assert found.caught["edited"] == 1.0
     for several in found.forged.values():
-        assert Bands(found.tolerance).breach(sum(several, Evidence())) is not None
+        assert Tolerance(found.tolerance).breach(sum(several, Evidence())) is not None
 
 
 def test_editors_change_one_token_in_sixteen_and_luck_is_another_slots(narrow):
@@ -116,7 +116,7 @@ def test_claims_carry_the_luck_of_their_own_slot_and_completion(task, narrow):
 
 @pytest.mark.slow
 def test_a_wide_class_is_contrasted_with_other_temperatures_and_gets_a_smaller_share(judge):
-    """Weights of other values under the same name: an engine that is far off without being forged."""
+    """Other weight values under the same name: an engine far off without being forged."""
     task = Task.of(embedded.folder(), completions=16, tokens=24, temperature=1.0)
     sampler = engine("torch/f32")
     weights = {name: _shaken(tensor) for name, tensor in read_folder(embedded.folder()).items()}
@@ -126,7 +126,7 @@ def test_a_wide_class_is_contrasted_with_other_temperatures_and_gets_a_smaller_s
     assert found.tolerance.d_mean > WIDE
     assert found.tolerance.share == WIDE_SHARE
     assert any(each.contrast_sum for each in found.honest)
-    assert all(Bands(found.tolerance).breach(each) is None for each in found.honest)
+    assert all(Tolerance(found.tolerance).breach(each) is None for each in found.honest)
     assert found.caught["T×0.9"] < 1
 
 
@@ -176,7 +176,7 @@ def test_a_folder_that_is_no_model_is_the_persons_mistake(tmp_path):
     shutil.copy(embedded.folder() / "config.json", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text()) | {"max_position_embeddings": 8}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="leaves nothing to draw"):
+    with pytest.raises(ConfigError, match="leaves no room for a completion"):
         Task.of(tmp_path, completions=4, tokens=8, temperature=1.0)
 
 
@@ -205,7 +205,7 @@ def test_whatever_was_honest_is_within_what_is_proposed_and_a_manifest_can_say_i
     told = propose("llama/f16", honest)
     wire = of(EngineTolerance)
     assert wire.load(wire.dump(told)) == told
-    bands = Bands(told)
+    bands = Tolerance(told)
     for each in (*honest, sum(honest, Evidence())):
         assert bands.breach(each) is None
 
@@ -221,4 +221,6 @@ def test_a_proposal_keeps_its_margins_over_the_worst():
 def test_a_short_completion_is_measured_as_if_it_were_of_sixty_four_tokens():
     short = Evidence(tokens=16, d_sum=16 * 1.6e-4, d_most=1e-3, z_sum=0.0, z_most=0.0)
     many = [Evidence(tokens=64)] * 50  # so that the sum of all is calm
-    assert propose("llama/f16", [short, *many]).d_mean == pytest.approx(2 * 1.6e-4 / Bands.part(16), rel=0.05)
+    assert propose("llama/f16", [short, *many]).d_mean == pytest.approx(
+        2 * 1.6e-4 / Tolerance.scale(16), rel=0.05
+    )

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.forgers import COUNTED_SLOWLY, FORGERS
 from benchmarks.forgers_stage import OTHER, SAMPLER, Stage
-from echo_node import embedded
+from echo_node.models import embedded
 from tests import smollm2
 
 REASONS = {
@@ -90,7 +90,7 @@ def test_on_smollm2_a_forger_is_found_out_by_its_first_group(name, real):
 
 
 def test_nobody_is_condemned_where_the_contract_fails_here(small, monkeypatch):
-    from echo_node.contract.jail.seat import Failed
+    from echo_node.contract.jail.worker import Failed
 
     admitted = small.admit(honest(small, 1))
     monkeypatch.setattr(

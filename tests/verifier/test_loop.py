@@ -1,4 +1,4 @@
-"""The verifier among others: it hears what samplers push, and tells the cheat from the honest by signed verdicts."""
+"""The verifier in a swarm: signed verdicts tell the cheating sampler from the honest ones."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import hashlib
 import pytest
 import trio
 
-from echo_node import embedded
 from echo_node.contract import load
-from echo_node.engine.kinds import EngineSpec, make_engine
+from echo_node.credit.ledger import Ledger
+from echo_node.engine.engine_classes import EngineSpec, make_engine
 from echo_node.errors import ConfigError
-from echo_node.ledger import Ledger
-from echo_node.metrics import Records
+from echo_node.models import embedded
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
-from echo_node.run import Run, draft
+from echo_node.runs.run import Run, draft
+from echo_node.telemetry.metrics import Records
 from protocol import Identity, TrajectoryGroup, Verdict, read_batch, topics
 from protocol.manifest import Sampling, Sync
 from protocol.verdict import check_draw

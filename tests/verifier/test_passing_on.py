@@ -1,4 +1,4 @@
-"""What a verifier passes on of the groups that it hears: what its own look at them lets through, so that nobody can blame it."""
+"""Gossip validation of groups at a verifier: only what passes its own checks is forwarded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import trio.testing
 
 from echo_node.net.base import ACCEPT, IGNORE, Message
 from echo_node.net.memory import MemorySwarm
-from echo_node.run import Run
+from echo_node.runs.run import Run
 from echo_node.verifier.loop import VerifierLoop
-from echo_node.weights.pull import Puller
+from echo_node.weights.puller import Puller
 from echo_node.weights.store import WeightsStore
 from protocol import topics, write_batch
 from protocol.errors import BadSignatureError, WrongRunError
@@ -28,7 +28,7 @@ from tests.crafting import (
     roster,
     sealed_group,
 )
-from tests.sampler.test_posting import LAYOUT
+from tests.sampler.test_delivery import LAYOUT
 
 RUN = open_run(staleness=1)
 GROUPS = topics.topic(RUN.id, topics.GROUPS)
@@ -59,7 +59,7 @@ async def test_what_is_honest_is_passed_on_and_what_is_of_strangers_alone_is_not
 
 
 async def test_what_is_forged_is_held_against_who_passed_it_on():
-    """Though it is in the name of one that has not joined here: it may have elsewhere, where this would be seen."""
+    """Even in the name of a sampler unknown here: it may have joined where this would count."""
     async with verifier() as loop:
         own = sealed_group(RUN, loop.head.id, ANN, 0)
         for who in (ANN, NEW):

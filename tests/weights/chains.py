@@ -1,4 +1,6 @@
-"""Small states, and a leader that publishes them, honestly or as a test wants it: what it says stands alone, as bytes."""
+"""Small states, and a leader that publishes them, honestly or as a test wants it: what it says
+stands alone, as bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from echo_node.engine.base import TensorBytes
-from echo_node.weights.publish import WHOLE, Cadence, Publication, Publisher
-from echo_node.weights.state import layout_of
+from echo_node.weights.publisher import WHOLE, Cadence, Publication, Publisher
 from echo_node.weights.store import WeightsStore
+from echo_node.weights.tensors import layout_of
 from protocol import Identity, Rules, WeightsHead, open_sealed, seal
 from tests.weights.keys import FOLLOWER, LEADER, NOBODY, RUN, STRANGER, counting, rules_of
 
@@ -41,7 +43,9 @@ def rules(of=None, *, leader: Identity = LEADER, run: bytes = RUN) -> Rules:
 
 
 class LooseLeader:
-    """A publisher over a store of its own, which gives publications that stand alone: blobs are bytes."""
+    """A publisher over a store of its own, which gives publications that stand alone: blobs are
+    bytes.
+    """
 
     def __init__(self, identity: Identity, run: bytes, cadence: Cadence) -> None:
         self._identity, self._run, self._cadence = identity, run, cadence

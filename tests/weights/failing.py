@@ -1,4 +1,6 @@
-"""A disk that fails when a test wants it to: at one touch, or from one touch on, as a full one does."""
+"""A disk that fails when a test wants it to: at one touch, or from one touch on, as a full one
+does.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,17 @@ import errno
 import os
 from contextlib import contextmanager
 
-from echo_node.weights import disk
+from echo_node.storage import files
 
 WRITES = ("write_at", "rename", "sync", "unlink", "open_file", "allocate")
 
 
 @contextmanager
 def failing(touch: int, code: int = errno.EIO, *, for_ever: bool = False):
-    """The disk fails at that touch; a write has got half-way. Gives a list that holds the failures."""
-    real = {name: getattr(disk, name) for name in WRITES}
+    """The disk fails at that touch; a write has got half-way. Gives a list that holds the
+    failures.
+    """
+    real = {name: getattr(files, name) for name in WRITES}
     count, failures = [0], []
 
     def fails(name):
@@ -31,9 +35,9 @@ def failing(touch: int, code: int = errno.EIO, *, for_ever: bool = False):
         return act
 
     for name in WRITES:
-        setattr(disk, name, fails(name))
+        setattr(files, name, fails(name))
     try:
         yield failures
     finally:
         for name, function in real.items():
-            setattr(disk, name, function)
+            setattr(files, name, function)

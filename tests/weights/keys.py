@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from echo_node.weights.state import layout_of, root_of
+from echo_node.weights.tensors import layout_of, root_of
 from protocol import Identity, Roster, Rules, blob_id, encode
 
 RUN = b"r" * 32

@@ -1,6 +1,8 @@
-"""A large state, published and followed by processes of their own that say how much memory they took.
+"""A large state, published and followed by processes of their own that say how much memory they
+took.
 
-`python -m tests.weights.large publish|follow FOLDER MEGABYTES` prints the most bytes that it held and the seconds it took.
+`python -m tests.weights.large publish|follow FOLDER MEGABYTES` prints the most bytes that it held
+and the seconds it took.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from echo_node.engine.base import TensorBytes
-from echo_node.weights.publish import Publisher
+from echo_node.weights.publisher import Publisher
 from echo_node.weights.store import WeightsStore
 from protocol import Layout, Rules, blob_id, encode, limits, merkle_root
 from protocol.weights import TensorEntry
@@ -103,7 +105,9 @@ def main(what: str, folder: Path, megabytes: int) -> None:
 
 
 def most_resident() -> int:
-    """The most bytes that this program held. `getrusage` would count those of whoever forked it, too."""
+    """The most bytes that this program held. `getrusage` would count those of whoever forked it,
+    too.
+    """
     status = Path("/proc/self/status").read_text()
     return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", status)[1])
 

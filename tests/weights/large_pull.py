@@ -1,7 +1,8 @@
-"""Pull a large state from a leader on a network in memory: `python -m tests.weights.large_pull FOLDER MEGABYTES`.
+"""Pull a large state from a leader on a network in memory: `python -m tests.weights.large_pull
+FOLDER MEGABYTES`.
 
-`tests.weights.large publish` has made the leader's store. It prints the most bytes that the process held, both nodes
-together, and the seconds that an anchor and a delta took.
+`tests.weights.large publish` has made the leader's store. It prints the most bytes that the process
+held, both nodes together, and the seconds that an anchor and a delta took.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import trio
 
 from echo_node.net.memory import MemorySwarm
-from echo_node.weights.pull import Puller
+from echo_node.weights.puller import Puller
 from echo_node.weights.store import WeightsStore
 from protocol import Rules, blob_id, encode
 from tests.weights.keys import FOLLOWER, LEADER, RUN
@@ -33,7 +34,7 @@ async def main(folder: Path, megabytes: int) -> None:
     ):
         async with MemorySwarm() as swarm, offering(swarm.join, leader), swarm.join(FOLLOWER) as network:
             puller = Puller(network, store)
-            await puller.hearing.ask(LEADER.public)
+            await puller.chain.ask(LEADER.public)
             for head in leader.follower.heads:
                 start = time.perf_counter()
                 await puller.pull(head.id)

@@ -1,4 +1,6 @@
-"""Stores for tests: small states that change a little from version to version, and frames that go from hand to hand."""
+"""Stores for tests: small states that change a little from version to version, and frames that go
+from hand to hand.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from echo_node.engine.base import TensorBytes
-from echo_node.weights.publish import Cadence, Publisher
-from echo_node.weights.routes import cheapest
-from echo_node.weights.state import layout_of
+from echo_node.weights.publisher import Cadence, Publisher
+from echo_node.weights.route_graph import cheapest
 from echo_node.weights.store import WeightsStore
+from echo_node.weights.tensors import layout_of
 from tests.weights.keys import LEADER, NOBODY, counting, rules_of
 
 SHAPES = {
@@ -24,7 +26,9 @@ OFTEN = Cadence(squash_every=4, anchor_share=2.0)
 
 
 def weights(version: int) -> dict[str, TensorBytes]:
-    """The state of a version: each differs from the one before in a few elements, and anybody can make it again."""
+    """The state of a version: each differs from the one before in a few elements, and anybody can
+    make it again.
+    """
     luck = np.random.default_rng(0)
     flat = {
         name: luck.integers(0, 2**16 if dtype != "f32" else 2**32, int(np.prod(shape, dtype=int)))
@@ -77,7 +81,7 @@ def held(store: WeightsStore) -> dict[str, tuple]:
 
 def hand_over(source: WeightsStore, target: WeightsStore, route) -> None:
     """Every blob of a route, from one folder to the other."""
-    for blob in source.truth.names_of(route):
+    for blob in source.archive.names_of(route):
         target.blobs.put(source.blobs.read(blob))
 
 
@@ -89,7 +93,7 @@ def follow(source: WeightsStore, target: WeightsStore, version: int, *, at_once:
             target.keep_head(head)
     wanted = next(head for head in heads.values() if head.message.version == version)
     start = () if target.tip is None else (target.tip.id,)
-    way = cheapest(heads, wanted.id, start, source.truth._cost)
+    way = cheapest(heads, wanted.id, start, source.archive._cost)
     for step in way:
         hand_over(source, target, step.route)
     if at_once:

@@ -1,4 +1,6 @@
-"""One whole version, always: what a head proves is taken over, everything else is refused by name and changes nothing."""
+"""One whole version, always: what a head proves is taken over, everything else is refused by name
+and changes nothing.
+"""
 # ruff: noqa: ARG005 - each lie takes what it needs of what it is given
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ import pytest
 import zstandard
 
 from echo_node.errors import DefectError, StoreError
-from echo_node.weights.passage import Passage, hash_of
-from echo_node.weights.publish import Cadence
-from echo_node.weights.refusal import UnprovenError
-from echo_node.weights.routes import Step
-from echo_node.weights.state import read_safetensors, write_safetensors
+from echo_node.weights.errors import UnprovenError
+from echo_node.weights.publisher import Cadence
+from echo_node.weights.route_graph import Step
+from echo_node.weights.route_reader import RouteReader, hash_of
 from echo_node.weights.store import WeightsStore
+from echo_node.weights.tensors import read_safetensors, write_safetensors
 from protocol import (
     DELTA_CODEC,
     RAW_CODEC,
@@ -39,7 +41,7 @@ from protocol import (
     seal,
 )
 from protocol.weights import Layout, TensorEntry
-from tests.weights.dying import ROOT
+from tests.weights.crash_points import ROOT
 from tests.weights.keys import LEADER, NOBODY, RUN, rules_of
 from tests.weights.stores import (
     LAYOUT,
@@ -103,7 +105,7 @@ def test_a_restart_holds_the_same_version_and_trusts_what_was_closed_in_order(le
     with opened(tmp_path / "store") as store:
         follow(leader, store, 3)
         before = held(store)
-    monkeypatch.setattr("echo_node.weights.held.HeldState.wrong", None)
+    monkeypatch.setattr("echo_node.weights.active_version.ActiveVersion.wrong", None)
     with opened(tmp_path / "store") as store:
         assert held(store) == before == bits(weights(3))
         assert [head.message.version for head in store.follower.heads] == [0, 1, 2, 3]
@@ -136,12 +138,12 @@ def test_what_is_there_already_is_not_written_again(leader, store, monkeypatch):
     publish(leader, 2)
     follow(leader, store, 0)
     first = store.tip
-    monkeypatch.setattr(store._held.scratch, "write", None)
+    monkeypatch.setattr(store._held.state_file, "write", None)
     store.advance(first, route_of(first))
     assert store.tip == first
 
     written = []
-    monkeypatch.setattr(store._held.scratch, "write", lambda chunk, _data: written.append(chunk.index))
+    monkeypatch.setattr(store._held.state_file, "write", lambda chunk, _data: written.append(chunk.index))
     hand_over(leader, store, delta_of(leader.tip))
     store.keep_head(leader.tip)
     store.advance(leader.tip, delta_of(leader.tip))
@@ -338,12 +340,13 @@ def test_a_layout_that_is_not_the_manifests_or_cannot_be_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_hundred_thousand_mutated_frames_are_refused_or_caught_by_the_hash(leader, monkeypatch):
+@pytest.mark.parametrize("frames", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_mutated_frames_are_refused_or_caught_by_the_hash(leader, monkeypatch, frames):
     monkeypatch.setattr(limits, "CHUNK_ELEMENTS", 4096)
     publish(leader, 2)
     head = leader.tip
     step = Step(head, delta_of(head))
-    passage = Passage(leader.flat, leader.blobs, step, table_of(leader, step.route))
+    passage = RouteReader(leader.flat, leader.blobs, step, table_of(leader, step.route))
     chunk = next(chunk for chunk in leader.flat.chunks if chunk.narrow)
     frame = leader.blobs.read(passage._frames[chunk.index].blob)
     with leader.materialise(head.message.previous) as before:
@@ -354,7 +357,7 @@ def test_a_hundred_thousand_mutated_frames_are_refused_or_caught_by_the_hash(lea
     assert hash_of(passage.build(chunk, base.copy())) == passage.after[chunk.index]
     reasons = {}
     for places, bit in zip(
-        luck.integers(0, len(frame), (100_000, 2)), luck.integers(0, 256, 100_000), strict=True
+        luck.integers(0, len(frame), (frames, 2)), luck.integers(0, 256, frames), strict=True
     ):
         sent[0] = mutated = bytearray(frame)
         mutated[places[0]] ^= int(bit)
@@ -498,6 +501,22 @@ def test_what_a_process_left_half_done_is_removed_and_what_a_download_can_go_on_
 
 
 # Others
+
+
+@pytest.mark.parametrize(
+    ("pointer", "says"),
+    [("ab" * 32, "holds a version that its own chain does not know"), ("no hex", "names no head")],
+)
+def test_a_pointer_to_an_unknown_version_is_refused_and_left_as_it_is(leader, tmp_path, pointer, says):
+    publish(leader, 2)
+    with opened(tmp_path / "own") as store:
+        follow(leader, store, 1)
+    (tmp_path / "own" / "current").write_text(f"{pointer}\n")
+    before = files(tmp_path / "own")
+    with pytest.raises(StoreError, match=says) as caught, opened(tmp_path / "own"):
+        pass
+    assert "move" in caught.value.advice
+    assert files(tmp_path / "own") == before
 
 
 def test_a_second_process_is_told_that_the_store_is_in_use(tmp_path):

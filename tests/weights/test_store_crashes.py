@@ -1,4 +1,6 @@
-"""Whatever ends in the middle, a process or a disk: the old version or the new one, proven, and the chain goes on."""
+"""Whatever ends in the middle, a process or a disk: the old version or the new one, proven, and the
+chain goes on.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from echo_node.errors import StoreError
-from echo_node.weights import disk
+from echo_node.storage import files
 from protocol import limits
-from tests.weights.dying import ROOT
+from tests.weights.crash_points import ROOT
 from tests.weights.failing import failing
 from tests.weights.stores import bits, follow, held, opened, publish, publisher, weights
 
@@ -31,7 +33,7 @@ def kill(what, folder, kills, seed):
     command = [
         sys.executable,
         "-m",
-        "tests.weights.dying",
+        "tests.weights.crash_points",
         what,
         str(folder / "store"),
         str(kills),
@@ -81,7 +83,9 @@ FAILURES = [(errno.EIO, False), (errno.ENOSPC, True)]
 def test_publishing_on_a_disk_that_fails_anywhere_loses_nothing_and_tells_no_two_stories(
     tmp_path, code, for_ever
 ):
-    """At every touch of the disk once; each time the chain goes on, in the same process and in the next."""
+    """At every touch of the disk once; each time the chain goes on, in the same process and in the
+    next.
+    """
     with opened(tmp_path) as store:
         publish(store, 3)
     seen, touch, failed = {}, 0, 1
@@ -139,7 +143,7 @@ def test_a_scratch_that_cannot_be_mended_now_is_mended_before_it_is_used(tmp_pat
     with opened(tmp_path / "leader", durable=False) as leader, opened(tmp_path / "store") as store:
         publish(leader, 3)
         follow(leader, store, 1)
-        real, count = store._held.scratch.write, [0]
+        real, count = store._held.state_file.write, [0]
 
         def write(chunk, data):
             count[0] += 1
@@ -147,13 +151,13 @@ def test_a_scratch_that_cannot_be_mended_now_is_mended_before_it_is_used(tmp_pat
                 raise StoreError("no more")
             real(chunk, data)
 
-        store._held.scratch.write = write
+        store._held.state_file.write = write
         with pytest.raises(StoreError, match="no more"):
             follow(leader, store, 2)
         assert store._held.torn
         with pytest.raises(StoreError, match="no more"):
             held(store)
-        store._held.scratch.write = real
+        store._held.state_file.write = real
         assert held(store) == bits(weights(1))
         assert store.verify() == []
 
@@ -213,9 +217,11 @@ def test_a_real_full_disk_is_said_and_the_chain_goes_on_when_there_is_room(tmp_p
 
 
 def test_everything_is_synced_before_a_head_counts_and_the_head_before_its_state(tmp_path, monkeypatch):
-    """What a power cut would leave cannot be tried here; the order of the syncs can be looked at."""
+    """What a power cut would leave cannot be tried here; the order of the syncs can be looked
+    at.
+    """
     log = []
-    real_sync, real_rename = disk.sync, disk.rename
+    real_sync, real_rename = files.sync, files.rename
 
     def sync(handle):
         target = Path(f"/proc/self/fd/{handle}").readlink()
@@ -228,8 +234,8 @@ def test_everything_is_synced_before_a_head_counts_and_the_head_before_its_state
 
     with opened(tmp_path) as store:
         publish(store, 1)
-        monkeypatch.setattr(disk, "sync", sync)
-        monkeypatch.setattr(disk, "rename", rename)
+        monkeypatch.setattr(files, "sync", sync)
+        monkeypatch.setattr(files, "rename", rename)
         publish(store, 1)
     renames = [entry for entry in log if entry[0] == "rename"]
     for entry in renames:
@@ -241,7 +247,7 @@ def test_everything_is_synced_before_a_head_counts_and_the_head_before_its_state
 
 
 def test_a_folder_that_nobody_needs_afterwards_is_never_synced(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "sync", None)
+    monkeypatch.setattr(files, "sync", None)
     with opened(tmp_path, durable=False) as store:
         publish(store, 9)
         assert store.verify() == []

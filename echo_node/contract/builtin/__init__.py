@@ -1,6 +1,6 @@
-"""The contracts that come with the program, by name and version. They use nothing but the room's `api` and its luck.
+"""Built-in contracts, by name and version.
 
-What needs a library of its own loads it when it is made, so that naming them all costs nothing.
+They use the public interface only. A contract that needs a library imports it when it is made.
 """
 
 from typing import Final

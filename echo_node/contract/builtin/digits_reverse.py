@@ -6,7 +6,7 @@ All or nothing: the exact digits and no character more score 1, anything else 0.
 from __future__ import annotations
 
 from echo_node.contract.api import Contract, Params, Prompt, Score
-from echo_node.contract.luck import random_from
+from echo_node.contract.keyed_rng import random_from
 
 SHOWN = 40  # characters of a wrong answer that its reason quotes
 

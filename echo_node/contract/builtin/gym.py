@@ -1,7 +1,8 @@
-"""Tasks of reasoning-gym: `reasoning-gym` takes any allowed generator, `knights-knaves` and `sokoban` are ready to use.
+"""reasoning-gym contracts: any allowed generator, `knights-knaves` and `sokoban`.
 
-A slot's key seeds the generator, which makes one item; its own scorer then judges the answer that was extracted. The
-library is loaded when a contract is made, and only the release whose scorers were read.
+A slot's key seeds the generator, which makes one item; its own scorer then scores the extracted
+answer. The library is imported when a contract is made, and only the release whose scorers were
+reviewed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from echo_node.contract.api import Contract, Params, Prompt, Score
 from echo_node.contract.builtin import gym_allowed
 from echo_node.contract.builtin.gym_boards import boards_let_go
 from echo_node.contract.builtin.gym_entry import entry_of, entry_text
-from echo_node.contract.luck import KeyStream, random_from
+from echo_node.contract.keyed_rng import KeyStream, random_from
 from echo_node.errors import ContractError, boundary
 
 DEEPEST: Final = 32  # brackets within brackets: how many a parser can take depends on who has called it
@@ -31,8 +32,11 @@ _LARGEST: Final = 2**40
 
 
 class GymTask(Contract):
-    """Parameters of all of them: `way`, where the answer stands (tags, boxed, after, last-line, whole); `chat`, whether
-    the prompt goes through the model's chat template; `form`, what a wrong answer is worth if it stands where it should.
+    """Base of the reasoning-gym contracts.
+
+    Parameters of all of them: `way`, where the answer stands (tags, boxed, after, last-line,
+    whole); `chat`, whether the prompt goes through the model's chat template; `form`, the score of
+    a wrong answer in the right place.
     """
 
     version = "1"
@@ -45,7 +49,10 @@ class GymTask(Contract):
 
     @abstractmethod
     def generator(self, luck: KeyStream) -> tuple[str, Mapping[str, object]]:
-        """The generator of a slot and its settings. What its scorer reads of them is the same for all slots."""
+        """Return a slot's generator and its settings.
+
+        What the scorer reads of the settings is the same for all slots.
+        """
 
     def prompt(self, key: bytes) -> Prompt:
         luck = random_from(key)
@@ -78,7 +85,7 @@ class GymTask(Contract):
         return extraction.written(str(entry_of(prompt.data["entry"])["answer"]), self.way)
 
     def _item(self, task: str, settings: Mapping[str, object], luck: KeyStream) -> Any:
-        """The item of the first seed with which the generator succeeds: now and then one finds no way."""
+        """Return the item of the first seed with which the generator succeeds; few seeds fail."""
         problems = []
         for _ in range(_TRIES):
             seed = int.from_bytes(luck.take(8), "little") >> 1
@@ -90,7 +97,7 @@ class GymTask(Contract):
         raise problems[-1]
 
     def _judged(self, prompt: Prompt, answer: str) -> float:
-        """What the generator's own scorer says; whatever it cannot read is an error that is the answer's fault."""
+        """Return the generator's own score; an answer that it cannot read is an error."""
         entry, task = entry_of(prompt.data["entry"]), prompt.data["task"]
         with boundary(ContractError, f"{answer[:80]!r} is no answer to {task}"), _contained():
             scorer = self._seeded(*self.generator(random_from(bytes(32))), seed=0)
@@ -100,7 +107,7 @@ class GymTask(Contract):
             return value
 
     def _seeded(self, task: str, settings: Mapping[str, object], seed: int) -> Any:
-        """The generator with this seed. Some take a second to set up, so they are kept where that changes nothing."""
+        """Return the generator with this seed, cached where its set-up needs no seed."""
         if task in gym_allowed.MADE_ANEW:
             return _dataset(task, settings, seed)
         wanted = (task, tuple(sorted(settings.items())))
@@ -111,7 +118,11 @@ class GymTask(Contract):
 
 
 class ReasoningGym(GymTask):
-    """Parameters: `task`, the name of the generator (chain_sum unless given), and its own numbers, flags and texts."""
+    """Any allowed generator.
+
+    Parameters: `task`, the generator's name (default chain_sum), and its own numbers, flags and
+    texts.
+    """
 
     name = "reasoning-gym"
 
@@ -142,7 +153,10 @@ ReasoningGym.__doc__ = f"{ReasoningGym.__doc__}\n" + textwrap.fill(
 
 
 class KnightsKnaves(GymTask):
-    """Who tells the truth? Parameters: `fewest` and `most` people (3 and 5), `depth` and `width` of what they say (2)."""
+    """Knights and knaves: find out who tells the truth.
+
+    Parameters: `fewest` and `most` people (3 and 5), `depth` and `width` of their statements (2).
+    """
 
     name = "knights-knaves"
 
@@ -161,7 +175,10 @@ class KnightsKnaves(GymTask):
 
 
 class Sokoban(GymTask):
-    """Push the boxes onto the goals. Parameters: `side` of the square (6), `boxes` (2), `depth` of the search (20)."""
+    """Push the boxes onto the goals.
+
+    Parameters: `side` of the square (6), `boxes` (2), `depth` of the search (20).
+    """
 
     name = "sokoban"
 
@@ -201,7 +218,7 @@ def _dataset(task: str, settings: Mapping[str, object], seed: int) -> Any:
 
 
 def _settings(task: str, params: Params) -> dict[str, object]:
-    """What the run says of the generator's own numbers, flags and texts; what it leaves out stays as it is."""
+    """Return the generator's settings with the run's values; the others keep their defaults."""
     taken: dict[str, object] = {}
     for field in dataclasses.fields(_library().DATASETS[task][1]):
         usual: object = field.default
@@ -220,7 +237,7 @@ def _settings(task: str, params: Params) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _contained() -> Iterator[None]:
-    """Some generators and scorers print, and what they print may be a stranger's text; one keeps all that it made."""
+    """Suppress printing, which may be untrusted text, and free the boards that were made."""
     with contextlib.redirect_stdout(io.StringIO()), boards_let_go():
         yield
 

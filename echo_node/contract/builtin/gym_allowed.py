@@ -1,7 +1,8 @@
-"""Which generators of reasoning-gym 0.1.25 may be used. The scorer of each one was read, with all that it calls.
+"""Allowed generators of reasoning-gym 0.1.25; each scorer was reviewed.
 
-Allowed is what compares, counts or simulates the text of an answer in bounded time, gives the same prompt and answer
-under every hash seed, and has a right answer of its own. The others are refused, each with its reason.
+Allowed are scorers that compare, count or simulate the answer's text in bounded time, give the same
+prompt and answer under every hash seed, and have a right answer. The others are refused, each with
+its reason.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Lets go of Sokoban's boards. Each board of reasoning-gym 0.1.25 holds itself through an array of objects, where Python's
-garbage collector does not look, so that every prompt and every score would keep some 20 KB for ever.
+"""Free Sokoban's boards, which reasoning-gym 0.1.25 leaks.
+
+Each board refers to itself through an array of objects that Python's garbage collector does not
+traverse, so every prompt and every score would leak some 20 KB.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An item of reasoning-gym as one text, and back without loss: tuples, keys that are numbers and fractions included.
+"""Lossless JSON of a reasoning-gym item: tuples, number keys and fractions too.
 
-So the process that scores needs nothing but the prompt. It is JSON and makes no objects but plain ones.
+So the scoring process needs nothing but the prompt. Decoding makes plain objects only.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from echo_node.errors import ContractError
 
 
 def entry_text(entry: dict[str, Any]) -> str:
-    """The item as a text."""
+    """Return the item as JSON text."""
     return json.dumps(_tagged(entry), separators=(",", ":"))
 
 
 def entry_of(text: str) -> dict[str, Any]:
-    """The item of a text that `entry_text` has made."""
+    """Return the item in a text that `entry_text` made."""
     entry: dict[str, Any] = _plain(json.loads(text))
     return entry
 
 
 def _tagged(value: Any) -> Any:
-    """Lists are marked with what they stand for; everything else is what JSON has."""
+    """Return the value for JSON, with lists tagged by what they stand for."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):

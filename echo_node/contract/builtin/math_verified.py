@@ -1,7 +1,8 @@
-r"""`math`: problems from a file whose exact answers math-verify compares, so that 1/2, 0.5 and \frac{2}{4} are one answer.
+r"""`math`: problems from a file, exact answers compared by math-verify.
 
-Only its LaTeX reader is used, which builds expressions with a grammar; its reader of plain expressions hands text to
-Python and is left out. No signals are set, so it works in any thread; time is bounded by what may be asked of sympy.
+1/2, 0.5 and \frac{2}{4} are one answer. Only the LaTeX reader is used, which builds expressions
+with a grammar; the reader of plain expressions hands text to Python and is left out. No signals are
+set, so it works in any thread; time is bounded by what may be asked of sympy.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from echo_node.contract import extraction
 from echo_node.contract.api import Contract, Params, Prompt, Score
 from echo_node.contract.builtin import plain_latex
 from echo_node.contract.builtin.problems import SAMPLE, SAMPLE_HASH, read_problems
-from echo_node.contract.luck import random_from
+from echo_node.contract.keyed_rng import random_from
 from echo_node.errors import ContractError
 
 RELEASE: Final = "0.9.0"
@@ -23,8 +24,11 @@ _AROUND: Final = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 
 
 class Math(Contract):
-    """Parameters: `data`, the name of a file of JSON lines in the data folder (a sample unless given), and `blake3`, its
-    hash; `way`, where the answer stands (boxed unless given); `chat`, whether the model's chat template is used.
+    """Mathematical problems with exact answers.
+
+    Parameters: `data`, the name of a file of JSON lines in the data folder (default: a sample), and
+    `blake3`, its hash; `way`, where the answer stands (default boxed); `chat`, whether the model's
+    chat template is used.
     """
 
     name = "math"
@@ -80,7 +84,7 @@ class Math(Contract):
 
 
 def _bare(text: str) -> str:
-    """The mathematics without the signs around it, on one line."""
+    """Return the expression without delimiters, on one line."""
     bare = " ".join(text.split())
     for start, end in _AROUND:
         if bare.startswith(start) and bare.endswith(end) and len(bare) >= len(start) + len(end):

@@ -1,7 +1,8 @@
-"""Which mathematics may be given to sympy: short, flat, with numbers and powers of bounded size.
+"""Bounds on the mathematics given to sympy: short, flat, small numbers and powers.
 
-math-verify reads LaTeX without running it, but then works the value out, and `9^{9^{9^9}}` has one. What passes here can
-be worked out in bounded time and memory. It looks at characters alone and reads no mathematics.
+math-verify reads LaTeX without running it, but then evaluates it, and `9^{9^{9^9}}` has a value.
+What passes here can be evaluated in bounded time and memory. Only characters are examined; no
+mathematics is parsed.
 """
 
 from __future__ import annotations
@@ -57,12 +58,15 @@ def _trouble_with_words(text: str) -> str:
 
 
 def _letters(text: str) -> set[str]:
-    """The variables, but for the one of `x = …`. An expression in others than the right answer's is another one."""
+    """Return the variables, except that of `x = …`; other variables make another expression."""
     return set(_LETTER.findall(_WORDS.sub(" ", text)))
 
 
 def _trouble_with_powers(text: str) -> str:
-    """A power is a small number or a letter. So `9^{9^9}` is none, and of `(x+y)^8` the terms can be counted."""
+    """Return whether all powers are small numbers or letters.
+
+    So `9^{9^9}` is refused, and the terms of `(x+y)^8` can be counted.
+    """
     powers = list(_POWER.finditer(text))
     if len(powers) != text.count("^") or _CHAIN.search(text):
         return "it has a power that is not read"

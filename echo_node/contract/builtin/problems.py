@@ -1,7 +1,7 @@
-"""Problems with exact answers from a file of JSON lines, `{"problem": …, "answer": …}`.
+"""Problems with exact answers from JSON lines, `{"problem": …, "answer": …}`.
 
-A run names the file and pins it by its BLAKE3 hash; where it lies is this machine's matter: in `folder()`, or beside
-this module for the sample that comes with the program. It knows nothing of how answers are compared.
+A run names the file and pins it by its BLAKE3 hash; the file lies in `folder()`, or beside this
+module for the sample.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def folder() -> Path:
 
 
 def read_problems(name: str, wanted: str) -> list[Problem]:
-    """The problems of the file with this name and hash, or an error that says where to put it."""
+    """Return the problems of the file with this name and hash; an error says where to put it."""
     if not _NAME.fullmatch(name):
         raise ContractError(
             f"{name!r} is no plain name of a file", advice="folders are this machine's matter"

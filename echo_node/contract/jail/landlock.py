@@ -1,8 +1,8 @@
-"""Landlock: no file is read outside a few folders, none is written, made or removed anywhere, no TCP, no signal to
-anybody outside. It covers no chmod, chown or extended attributes; `seccomp` does.
+"""Landlock layer: read-only access to given folders, no TCP, no signals outside.
 
-It knows nothing of which folders a contract needs. It binds the calling thread and those that it starts, so it refuses
-to come too late.
+No file is written, made or removed anywhere. Landlock does not cover chmod, chown or extended
+attributes; `seccomp` does. It binds the calling thread and those that it starts, so `restrict`
+refuses to run once other threads exist.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from echo_node.contract.jail import kernel
-from echo_node.contract.jail.layer import LayerError
+from echo_node.contract.jail import LayerError, syscall_ffi
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on every machine
 _VERSION_ASKED: Final = 1
@@ -24,7 +23,7 @@ _PATH_BENEATH: Final = 1
 _READ_FILE: Final = 1 << 2
 _READ_FOLDER: Final = 1 << 3
 _FILE_RIGHTS: Final = {1: 13, 2: 14, 3: 15, 5: 16}
-"""How many kinds of access to files are known from which version on, each a bit, from the lowest up."""
+"""Landlock version to the number of file access rights it knows, one bit each from the lowest."""
 _TCP: Final = 0b11  # bind and connect, from version 4 on
 _SCOPES: Final = 0b11  # abstract sockets and signals, from version 6 on
 
@@ -39,15 +38,15 @@ class _Beneath(ctypes.Structure):
 
 
 def version() -> int:
-    """The version of Landlock that this kernel has; an error if none."""
+    """Return the kernel's Landlock version; raise `LayerError` if it has none."""
     try:
-        return kernel.call("landlock", _CREATE, None, 0, _VERSION_ASKED)
+        return syscall_ffi.call("landlock", _CREATE, None, 0, _VERSION_ASKED)
     except OSError as error:
-        raise LayerError(f"this kernel has it not, or not switched on: {error.strerror}") from error
+        raise LayerError(f"this kernel lacks Landlock or has it switched off: {error.strerror}") from error
 
 
 def restrict(readable: Iterable[Path]) -> None:
-    """From here on this process reads beneath these paths alone. It needs no_new_privs or root."""
+    """Restrict this process to reading beneath these paths. Needs no_new_privs or root."""
     known = version()
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
@@ -58,17 +57,17 @@ def restrict(readable: Iterable[Path]) -> None:
         _SCOPES if known >= 6 else 0,
     )
     size = 24 if known >= 6 else 16 if known >= 4 else 8  # bytes of the versions' records
-    ruleset = kernel.call("landlock_create_ruleset", _CREATE, ctypes.byref(rules), size, 0)
+    ruleset = syscall_ffi.call("landlock_create_ruleset", _CREATE, ctypes.byref(rules), size, 0)
     try:
         for path in readable:
             _allow(ruleset, path)
-        kernel.call("landlock_restrict_self", _RESTRICT, ruleset, 0)
+        syscall_ffi.call("landlock_restrict_self", _RESTRICT, ruleset, 0)
     except OSError as error:
         raise LayerError(str(error.strerror)) from error
     finally:
         os.close(ruleset)
     with contextlib.suppress(PermissionError):
-        os.listdir("/")  # noqa: PTH208 -- the plainest look at what must be out of sight
+        os.listdir("/")  # noqa: PTH208 -- the plainest test that the rules hold
         raise LayerError("the root folder can still be listed")
 
 
@@ -76,10 +75,10 @@ def _allow(ruleset: int, path: Path) -> None:
     try:
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # what is not there, or not for us, needs no leave
+        return  # a missing or unreadable path needs no rule
     try:
         allowed = _READ_FILE | (_READ_FOLDER if path.is_dir() else 0)
         beneath = _Beneath(allowed, opened)
-        kernel.call("landlock_add_rule", _ADD, ruleset, _PATH_BENEATH, ctypes.byref(beneath), 0)
+        syscall_ffi.call("landlock_add_rule", _ADD, ruleset, _PATH_BENEATH, ctypes.byref(beneath), 0)
     finally:
         os.close(opened)

@@ -1,8 +1,8 @@
-"""The jail of macOS: a profile in the language of `sandbox-exec`, which the process puts on itself once the contract's
-code is there, and a thread that ends it when it takes too much memory or its parent is gone.
+"""macOS layers: a `sandbox_init` profile and a thread that watches memory and parent.
 
-Written from the system's documentation and not tried on a machine by those who wrote it: `layers()` shows what holds.
-It knows nothing of contracts.
+The process applies the profile to itself once the contract's code is imported; the thread ends it
+when it takes too much memory or its parent is gone. Written from the system's documentation and not
+yet tried on a Mac: `layers()` reports what holds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from echo_node.contract.jail.layer import LayerError
+from echo_node.contract.jail import LayerError
 
 OUT_OF_MEMORY: Final = 112
+"""Exit code of a process that took too much memory."""
 PARENT_GONE: Final = 113
+"""Exit code of a process whose parent is gone."""
 _LOOK_SECONDS: Final = 0.2
 _RULES: Final = """(version 1)
 (deny default)
@@ -35,26 +37,26 @@ _RULES: Final = """(version 1)
 
 
 def profile(readable: Iterable[Path]) -> str:
-    """No network, no other process, no writing, and reading beneath these paths alone."""
+    """Return a profile: no network, no processes, no writing, reading beneath these paths only."""
     lines = [f"(allow file-read* (subpath {_quoted(str(path.resolve()))}))\n" for path in readable]
     return _RULES + "".join(lines)
 
 
 def restrict(readable: Iterable[Path]) -> None:
-    """Put the profile on this process, for good."""
+    """Apply the profile to this process, permanently."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "sandbox_init"):
         raise LayerError("this system has no sandbox_init")
-    told = ctypes.c_char_p()
-    if library.sandbox_init(profile(readable).encode(), ctypes.c_uint64(0), ctypes.byref(told)):
-        raise LayerError((told.value or b"the system refused the profile").decode(errors="replace"))
+    message = ctypes.c_char_p()
+    if library.sandbox_init(profile(readable).encode(), ctypes.c_uint64(0), ctypes.byref(message)):
+        raise LayerError((message.value or b"the system refused the profile").decode(errors="replace"))
     with contextlib.suppress(PermissionError):
-        os.listdir("/")  # noqa: PTH208 -- the plainest look at what must be out of sight
+        os.listdir("/")  # noqa: PTH208 -- the plainest test that the profile holds
         raise LayerError("the root folder can still be listed")
 
 
 def watch(parent: int, memory_bytes: int) -> None:
-    """Start the thread that ends this process when it should not live on."""
+    """Start the thread that ends this process on too much memory or a missing parent."""
 
     def look() -> None:
         while os.getppid() == parent:

@@ -1,8 +1,7 @@
-"""What a jailed process of Linux gives up before anything of the contract is imported: new privileges, the network and
-the users that everybody else sees, every capability. And its tie to its parent, with which it ends.
+"""Privilege layers on Linux: no_new_privs, namespaces, capabilities, parent death.
 
-Namespaces can be had by a process of one thread only, which is why this comes before the import. It knows nothing of
-files and system calls.
+They come before the contract's code is imported, because only a process of one thread can enter
+new namespaces.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import signal
 from pathlib import Path
 from typing import Final
 
-from echo_node.contract.jail import kernel
-from echo_node.contract.jail.layer import LayerError
+from echo_node.contract.jail import LayerError, syscall_ffi
 
 PARENT_GONE: Final = 113
+"""Exit code of a process whose parent is gone."""
 _CLONE_NEWUSER: Final = 0x1000_0000
 _CLONE_NEWNET: Final = 0x4000_0000
 _CLONE_NEWIPC: Final = 0x0800_0000
@@ -37,43 +36,43 @@ class _Sets(ctypes.Structure):
 
 
 def forgo_privileges() -> None:
-    """No program that this process could ever become has more rights than it."""
-    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    if kernel.prctl(kernel.PR_GET_NO_NEW_PRIVS) != 1:
+    """Set no_new_privs: no program that this process executes gains rights."""
+    syscall_ffi.prctl(syscall_ffi.PR_SET_NO_NEW_PRIVS, 1)
+    if syscall_ffi.prctl(syscall_ffi.PR_GET_NO_NEW_PRIVS) != 1:
         raise LayerError("the kernel does not say that it holds")
 
 
 def leave_namespaces() -> None:
-    """A network of its own, without an interface that is up, and users of which none is anybody."""
+    """Enter new user, network and IPC namespaces: no interface is up, no user is mapped."""
     before = _namespaces()
     try:
-        kernel.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC)
+        syscall_ffi.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC)
     except OSError as error:
         raise LayerError(f"{error.strerror}; this system or container forbids new user namespaces") from error
     if any(now == then for now, then in zip(_namespaces(), before, strict=True)):
-        raise LayerError("the process is still where it was")
+        raise LayerError("the process is still in its old namespaces")
 
 
 def drop_capabilities(machine: str) -> None:
-    """None is left, not even within its own namespace; root is a user like any other then."""
+    """Drop every capability, in its own namespace too; root is then an ordinary user."""
     header, sets = _Header(_CAPABILITIES_3, 0), (_Sets * 2)()
     number = _CAPGET.get(machine)
     if number is None:
-        raise LayerError(f"not written for {machine}")
-    kernel.call("capset", number + 1, ctypes.byref(header), sets)
-    kernel.call("capget", number, ctypes.byref(header), sets)
+        raise LayerError(f"no system call numbers are known for {machine}")
+    syscall_ffi.call("capset", number + 1, ctypes.byref(header), sets)
+    syscall_ffi.call("capget", number, ctypes.byref(header), sets)
     if any(one.effective or one.permitted or one.inheritable for one in sets):
-        raise LayerError("some are left")
+        raise LayerError("some capabilities are left")
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel end this process with its parent, and keep others of its user from looking into it.
+    """Have the kernel kill this process with its parent, and forbid others to trace it.
 
-    A change of credentials makes the kernel forget both, so this comes after them.
+    A change of credentials resets both, so this comes after the other layers.
     """
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-    if os.getppid() != parent:  # it went before anybody could be told
+    syscall_ffi.prctl(syscall_ffi.PR_SET_PDEATHSIG, signal.SIGKILL)
+    syscall_ffi.prctl(syscall_ffi.PR_SET_DUMPABLE, 0)
+    if os.getppid() != parent:  # it exited before the kernel was told
         os._exit(PARENT_GONE)
 
 

@@ -1,7 +1,8 @@
-"""A filter of system calls, written by hand for the kernel's small machine: what a contract never needs is refused.
+"""Seccomp layer: a BPF filter that refuses system calls no contract needs.
 
-Refused calls fail with EPERM, so that code which tries them gets an ordinary error; a call in the convention of another
-machine ends the process. It knows nothing of files: of the calls that open them only those that write are refused.
+Refused calls fail with EPERM, so that code which tries them gets an ordinary error; a call in the
+convention of another architecture kills the process. Of the calls that open files only those that
+write are refused; which files may be read is Landlock's part.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import socket
 import struct
 from typing import Final
 
-from echo_node.contract.jail import kernel
-from echo_node.contract.jail.layer import LayerError
+from echo_node.contract.jail import LayerError, syscall_ffi
 from echo_node.contract.jail.syscalls import CLOSER, MACHINES, REFUSED
 
 _ARCHITECTURES: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
@@ -28,19 +28,22 @@ _LOAD, _SAME, _ANY_BIT, _AT_LEAST, _END = 0x20, 0x15, 0x45, 0x35, 0x06
 _ALLOW: Final = 0x7FFF_0000
 _FAIL: Final = 0x0005_0000
 _KILL: Final = 0x8000_0000
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # where they stand in what the kernel shows the filter
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
 _CLONE_THREAD: Final = 0x1_0000
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _COMMANDS: Final = {
     "fcntl": (1, (8, 10, 15)),  # F_SETOWN, F_SETSIG, F_SETOWN_EX: have the kernel send signals to others
     "ioctl": (1, (0x8901, 0x8902, 0x5412)),  # FIOSETOWN, SIOCSPGRP: the same; TIOCSTI: type into a terminal
-    "prctl": (0, (kernel.PR_SET_PDEATHSIG, kernel.PR_SET_DUMPABLE)),  # outlive the node, be looked into
+    "prctl": (
+        0,
+        (syscall_ffi.PR_SET_PDEATHSIG, syscall_ffi.PR_SET_DUMPABLE),
+    ),  # outlive the node, be looked into
 }
-"""Calls that take commands: which argument that is, and those that are refused."""
+"""Calls that take a command: the index of that argument, and the commands refused."""
 
 Step = tuple[int, int, int, int]
-"""An instruction: what to do, how far to jump if so and if not, and with which number."""
+"""A BPF instruction: code, jump if true, jump if false, constant."""
 
 
 class _Program(ctypes.Structure):
@@ -48,17 +51,19 @@ class _Program(ctypes.Structure):
 
 
 def install(machine: str) -> None:
-    """From here on the filter stands in every thread of this process. It needs no_new_privs or root."""
+    """Install the filter in every thread of this process. Needs no_new_privs or root."""
     if machine not in MACHINES:
-        raise LayerError(f"not written for {machine}")
+        raise LayerError(f"no filter is written for {machine}")
     steps = program(machine, os.getpid())
     code = b"".join(struct.pack("=HBBI", *step) for step in steps)
     filter_ = _Program(len(steps), code)
     try:
-        result = kernel.call("seccomp", _SECCOMP[machine], _SET_FILTER, _ALL_THREADS, ctypes.byref(filter_))
+        result = syscall_ffi.call(
+            "seccomp", _SECCOMP[machine], _SET_FILTER, _ALL_THREADS, ctypes.byref(filter_)
+        )
     except OSError as error:
         raise LayerError(f"this kernel or container does not take it: {error.strerror}") from error
-    if result or kernel.prctl(kernel.PR_GET_SECCOMP) != _FILTERED:
+    if result or syscall_ffi.prctl(syscall_ffi.PR_GET_SECCOMP) != _FILTERED:
         raise LayerError("the kernel does not say that it holds")
     try:
         socket.socket().close()
@@ -68,7 +73,7 @@ def install(machine: str) -> None:
 
 
 def program(machine: str, process: int) -> list[Step]:
-    """The filter for a machine and for the process that may signal nobody but itself."""
+    """Return the filter for an architecture; `process` may signal itself alone."""
     own = MACHINES[machine]
     steps: list[Step] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -81,7 +86,8 @@ def program(machine: str, process: int) -> list[Step]:
     for numbers in REFUSED.values():
         steps += _if_call(numbers[own], [_refuse()])
     closer = {name: numbers[own] for name, numbers in CLOSER.items()}
-    # The C library takes ENOSYS for an old kernel and uses the older call, whose flags can be seen from here.
+    # The C library takes ENOSYS for an old kernel and uses the older call, whose flags the filter
+    # can read.
     steps += _if_call(closer["clone3"], [_refuse(errno.ENOSYS)])
     steps += _if_call(closer["openat2"], [_refuse(errno.ENOSYS)])
     steps += _if_call(closer["clone"], [_argument(0), (_ANY_BIT, 1, 0, _CLONE_THREAD), _refuse(), _allow()])
@@ -101,7 +107,7 @@ def _if_call(number: int | None, then: list[Step]) -> list[Step]:
 
 
 def _argument(index: int) -> Step:
-    """Look at the lower half of an argument; both machines have it first. All that is looked at has 32 bits."""
+    """Load the lower 32 bits of an argument, which both architectures store first."""
     return _LOAD, 0, 0, _ARGUMENTS + 8 * index
 
 

@@ -1,7 +1,7 @@
-"""The numbers of the system calls that a jailed process may not make, on x86_64 and on aarch64 (asm-generic).
+"""Numbers of the system calls that the jail refuses, on x86_64 and aarch64.
 
-None: that machine has no such call. Numbers never change once a kernel has been released with them. What is done about
-a call stands in `seccomp`.
+None: that architecture has no such call. Numbers never change once a kernel has been released with
+them. `seccomp` makes the filter from them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 MACHINES: Final = {"x86_64": 0, "aarch64": 1}
-"""Which of the two numbers is a machine's own."""
+"""Index of an architecture's number in each pair."""
 
 REFUSED: Final[dict[str, tuple[int | None, int | None]]] = {
     # the network, and every other way to talk
@@ -174,4 +174,4 @@ CLOSER: Final[dict[str, tuple[int | None, int | None]]] = {
     "prlimit64": (302, 261),
     "prctl": (157, 167),
 }
-"""Calls of which a jailed process needs some forms and may not have others."""
+"""Calls that are allowed with some arguments and refused with others."""

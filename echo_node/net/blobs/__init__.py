@@ -1,1 +1,1 @@
-"""Blobs by their hashes, from many peers at once, over streams or the TLS side channel. What a blob is, others know."""
+"""Content-addressed blobs, fetched from several peers by stream or bulk port."""

@@ -1,7 +1,8 @@
-"""One round of a download: pieces from up to four sources at once, until all is here or nobody is left to ask.
+"""One round of a download: pieces from up to four sources at once.
 
-Who is faster is given more. Who stalls, lies or goes is let go, and the next takes the place; the last pieces are asked
-of two. It knows what is wanted and who says to hold it; how that came to be known, and what is tried next, it does not.
+A faster source is asked for more. A source that stalls, lies or disconnects is dropped and
+replaced; the last pieces are requested from two. The round ends when all is here or no source is
+left.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ import trio
 
 from echo_node.errors import EchoError, PeerError, StoreError
 from echo_node.net.base import Network, RequestError
-from echo_node.net.blobs.pieces import PIECE_BYTES, Board, Piece
-from echo_node.net.blobs.reading import Errand, Intake, Reader, WrongLengthError
-from echo_node.net.blobs.sources import Fault, Sources
-from echo_node.net.blobs.wholes import LieError, Testimony, Whole
+from echo_node.net.blobs.assembly import BlobAssembly, SourceCheck, WrongBytesError
+from echo_node.net.blobs.piece_reader import Intake, PieceRequest, Reader, WrongLengthError
+from echo_node.net.blobs.piece_scheduler import PIECE_BYTES, Piece, PieceScheduler
+from echo_node.net.blobs.source_stats import Fault, SourceStats
 from protocol import limits
 
 LANES: Final = 2
-"""Errands of one source at once, so that it sends while the next question is on its way."""
+"""Concurrent requests to one source, so that it sends while the next request travels."""
 REQUEST_GOAL_SECONDS: Final = 0.5
-"""How long a read should take: a slow source is asked for less."""
+"""Seconds that a stream read should take: a slow source is asked for less."""
 BUSY_PAUSES: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+"""Seconds to wait after each refusal for being busy; the source is dropped after the last."""
 FAULT_OF: Final[dict[str, Fault]] = {
     "deadline": "stalled",
     "too-large": "wrong-size",
@@ -40,30 +42,31 @@ FAULT_OF: Final[dict[str, Fault]] = {
 
 @dataclass(frozen=True, slots=True)
 class DownloadSettings:
-    """How a download goes about it."""
+    """Parameters of a download."""
 
     sources: int = 4
+    """Peers fetched from at once."""
     bulk_from: int = 32 * 1024 * 1024
-    """From how many bytes on the doors are used: a door costs a question, a dial and a handshake, four round trips,
-    which are worth it when there are some seconds of a stream to save."""
+    """Bytes from which bulk ports are used: token, dial and handshake cost four round trips."""
     span: int = 64 * 1024 * 1024
-    """At most so much is asked for at a door at once."""
+    """Most bytes of one request at a bulk port."""
     least_span: int = 8 * 1024 * 1024
+    """Least bytes of one request at a bulk port, while so many are missing."""
     stall_floor: float = 5.0
-    """Nobody is called stalled before so many seconds,"""
+    """Seconds before which no source counts as stalled."""
     stall_factor: float = 8.0
-    """nor before so many times what the others would have taken,"""
+    """A source has stalled after so many times what the others would have taken."""
     stall_cap: float = 30.0
-    """but after so many seconds without a byte always."""
+    """Seconds without a byte after which a source has always stalled."""
     renew_seconds: float = 1.0
-    """How often peers are asked anew what they hold while a large download is under way: they are downloading, too."""
+    """Seconds between questions to peers about what they hold: they download, too."""
     round_pauses: tuple[float, ...] = (0.2, 1.0, 3.0)
-    """How long to wait after rounds that got nowhere; after the last one the download is given up."""
+    """Seconds to wait after each round without progress; after the last the download fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a download is, for people and metrics."""
+    """Progress of a download, for display and metrics."""
 
     done: int
     total: int
@@ -71,15 +74,15 @@ class Progress:
 
 
 class Download:
-    """One round. `run` it once."""
+    """One round of a download. Call `run` once."""
 
     def __init__(
         self,
         network: Network,
-        sources: Sources,
+        sources: SourceStats,
         reader: Reader,
         settings: DownloadSettings,
-        wholes: Collection[Whole],
+        assemblies: Collection[BlobAssembly],
         holders: dict[bytes, frozenset[bytes]],
         *,
         luck: random.Random,
@@ -90,39 +93,39 @@ class Download:
         self._sources = sources
         self._reader = reader
         self._settings = settings
-        self._wholes = {whole.blob: whole for whole in wholes}
+        self._assemblies = {assembly.blob: assembly for assembly in assemblies}
         self._holders = holders
         self._spares = sources.in_order(holders)
         self._active: dict[bytes, trio.CancelScope] = {}
         self._gone: set[bytes] = set()
         self._liars: set[bytes] = set()
         self._failure: EchoError | None = None
-        self._errands: set[Errand] = set()
-        self._settling = 0
+        self._requests: set[PieceRequest] = set()
+        self._finalising = 0
         self._progress = progress
         self._arrived = arrived
         self._luck = luck
         self._over = trio.Event()
-        self.board = Board(luck)
-        self.board.add([piece for whole in wholes for piece in whole.missing()])
-        self._keeping = _Keeping(self, self._wholes)
-        self._total = sum(whole.size for whole in wholes)
-        self._large = self.board.left_bytes >= settings.bulk_from
+        self.scheduler = PieceScheduler(luck)
+        self.scheduler.add([piece for assembly in assemblies for piece in assembly.missing()])
+        self._writer = _PieceWriter(self, self._assemblies)
+        self._total = sum(assembly.size for assembly in assemblies)
+        self._large = self.scheduler.left_bytes >= settings.bulk_from
 
     async def run(self, meanwhile: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Return when every blob is settled, or when no source is left that could help.
+        """Fetch until every blob is final, or no source is left that could help.
 
-        `meanwhile` is done until then: it may `renew` what is known of the holders.
+        `meanwhile` runs until then, and may call `renew` with new holders.
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             if meanwhile is not None:
                 nursery.start_soon(meanwhile)
-            for whole in self._wholes.values():
-                if whole.complete:
-                    self._settle_soon(whole)
+            for assembly in self._assemblies.values():
+                if assembly.complete:
+                    self._finalise_soon(assembly)
             nursery.start_soon(self._watch)
-            self._hire()
+            self._start_sources()
             await self._over.wait()
             nursery.cancel_scope.cancel()
         if self._failure is not None:
@@ -131,247 +134,249 @@ class Download:
     # Sources
 
     def renew(self, holders: dict[bytes, frozenset[bytes]]) -> None:
-        """Peers hold more than they did, or others hold something as well."""
+        """Update which peers hold which blobs."""
         for peer, held in holders.items():
             self._holders[peer] = held
             if peer not in self._active and peer not in self._gone and peer not in self._spares:
                 self._spares.append(peer)
-        self.board.rarity = Counter(blob for held in self._holders.values() for blob in held)
-        self.board.wake()
-        self._hire()
+        self.scheduler.rarity = Counter(blob for held in self._holders.values() for blob in held)
+        self.scheduler.notify()
+        self._start_sources()
 
-    def _hire(self) -> None:
-        """Put sources to work up to their number; end the round if there is neither work nor anybody to do it."""
-        while self._spares and len(self._active) < self._settings.sources and not self.board.empty:
+    def _start_sources(self) -> None:
+        """Start sources up to their number; end the round if no work or no source is left."""
+        while self._spares and len(self._active) < self._settings.sources and not self.scheduler.empty:
             peer = self._spares.pop(0)
-            if not self.board.wants_any(self._holders[peer]):
+            if not self.scheduler.wants_any(self._holders[peer]):
                 continue
             self._active[peer] = scope = trio.CancelScope()
-            self._nursery.start_soon(self._employ, peer, scope)
-        if not self._settling and (self.board.empty or not self._active):
+            self._nursery.start_soon(self._run_source, peer, scope)
+        if not self._finalising and (self.scheduler.empty or not self._active):
             self._over.set()
 
-    async def _employ(self, peer: bytes, scope: trio.CancelScope) -> None:
+    async def _run_source(self, peer: bytes, scope: trio.CancelScope) -> None:
         with scope:
             async with trio.open_nursery() as nursery:
                 for _ in range(LANES):
                     nursery.start_soon(self._lane, peer)
 
-    def _retire(self, peer: bytes) -> None:
-        """There is nothing to do for this source; another may have what is left."""
+    def _stop_source(self, peer: bytes) -> None:
+        """Stop a source that has nothing to send, and start another in its place."""
         if peer in self._active:
             self._active.pop(peer).cancel()
-        self._hire()
+        self._start_sources()
 
-    def _let_go(self, peer: bytes, fault: Fault) -> None:
-        """This source failed: no more of it in this round."""
+    def _drop(self, peer: bytes, fault: Fault) -> None:
+        """Drop a source that failed, for the rest of this round."""
         if peer not in self._gone:
             self._gone.add(peer)
             self._sources.fault(peer, fault)
         if peer in self._spares:
             self._spares.remove(peer)
-        self._retire(peer)
+        self._stop_source(peer)
 
-    def _expose(self, liar: bytes) -> None:
-        """A proven lie: it is held against the peer, and whatever else it gave is fetched again."""
+    def _blame(self, liar: bytes) -> None:
+        """Score a peer that sent wrong bytes, and fetch all its pieces again."""
         if liar in self._liars:
             return
         self._liars.add(liar)
         self._network.score(liar, "wrong-blob")
         self._sources.fault(liar, "wrong-blob")
         self._gone.add(liar)
-        for whole in self._wholes.values():
-            if not whole.complete:
-                self.board.add(whole.forget(liar))
-        self._let_go(liar, "wrong-blob")
+        for assembly in self._assemblies.values():
+            if not assembly.complete:
+                self.scheduler.add(assembly.discard(liar))
+        self._drop(liar, "wrong-blob")
 
     async def _watch(self) -> None:
         while True:
             await trio.sleep(self._settings.stall_floor / 4)
-            for errand in tuple(self._errands):
-                if self._is_stalled(errand, self._settings.stall_factor):
-                    errand.stalled = True
-                    errand.scope.cancel()
+            for request in tuple(self._requests):
+                if self._is_stalled(request, self._settings.stall_factor):
+                    request.stalled = True
+                    request.scope.cancel()
 
-    def _is_stalled(self, errand: Errand, factor: float) -> bool:
-        """Whether this source takes too long for its next step, seen how fast the others are."""
+    def _is_stalled(self, request: PieceRequest, factor: float) -> bool:
+        """Return whether a source's next step is too slow, compared with the others."""
         settings = self._settings
-        others = self._sources.speed(peer for peer in self._active if peer != errand.peer)
-        patience = max(settings.stall_floor, factor * errand.step_bytes / others) if others else math.inf
-        idle = trio.current_time() - errand.moved
-        return not errand.paused and idle > min(patience, settings.stall_cap)
+        others = self._sources.speed(peer for peer in self._active if peer != request.peer)
+        patience = max(settings.stall_floor, factor * request.step_bytes / others) if others else math.inf
+        idle = trio.current_time() - request.moved
+        return not request.paused and idle > min(patience, settings.stall_cap)
 
-    def _call_off(self, errand: Errand) -> None:
-        """Others brought all of it. Who was asked first and is beaten by so much has stalled as well."""
-        errand.stalled = self._is_stalled(errand, self._settings.stall_factor / 2)
-        errand.scope.cancel()
+    def _cancel(self, request: PieceRequest) -> None:
+        """Cancel a request whose pieces came from others; half a stall makes it a stall."""
+        request.stalled = self._is_stalled(request, self._settings.stall_factor / 2)
+        request.scope.cancel()
 
     # Pieces
 
     async def _lane(self, peer: bytes) -> None:
         busy = 0
         while True:
-            pieces = self._choose(peer)
+            pieces = self._pick_pieces(peer)
             if not pieces:
-                if not self.board.empty and not self._may_help(peer):
-                    self._retire(peer)
-                await self.board.change()
+                if not self.scheduler.empty and not self._is_worth_keeping(peer):
+                    self._stop_source(peer)
+                await self.scheduler.change()
                 continue
             try:
-                busy = 0 if await self._fetch(peer, pieces, self._keeping) else busy + 1
+                busy = 0 if await self._fetch(peer, pieces, self._writer) else busy + 1
             finally:
-                self.board.put_back(peer, pieces)
+                self.scheduler.put_back(peer, pieces)
             if busy > len(BUSY_PAUSES):
-                self._let_go(peer, "refused")
+                self._drop(peer, "refused")
             if busy:
                 await trio.sleep(BUSY_PAUSES[busy - 1] * self._luck.uniform(0.5, 1.5))
 
-    def _may_help(self, peer: bytes) -> bool:
-        """Whether a source without work is worth keeping: not where another could go on, and it will be heard of again."""
+    def _is_worth_keeping(self, peer: bytes) -> bool:
+        """Return whether an idle source should stay, rather than make room."""
         held = self._holders[peer]
-        if self._spares and self.board.rarity and self.board.lacks_some:
-            return self.board.lacks_any(held) or any(errand.peer == peer for errand in self._errands)
-        return self.board.wants_any(held)
+        if self._spares and self.scheduler.rarity and self.scheduler.unasked:
+            return self.scheduler.has_unasked(held) or any(request.peer == peer for request in self._requests)
+        return self.scheduler.wants_any(held)
 
-    def _choose(self, peer: bytes) -> list[Piece]:
+    def _pick_pieces(self, peer: bytes) -> list[Piece]:
         held = self._holders[peer]
         if self._large and self._sources.may_have_port(peer):
-            share = self.board.left_bytes // (2 * LANES * max(1, len(self._active)))
+            share = self.scheduler.left_bytes // (2 * LANES * max(1, len(self._active)))
             budget = min(max(share, self._settings.least_span), self._settings.span)
         else:
             speed = self._sources.of(peer).speed or 0.0
             budget = min(max(int(speed * REQUEST_GOAL_SECONDS), PIECE_BYTES), limits.READ_BYTES)
-        return self.board.take(peer, held, budget) or self.board.take_again(peer, held, limits.READ_BYTES)
+        return self.scheduler.take(peer, held, budget) or self.scheduler.take_again(
+            peer, held, limits.READ_BYTES
+        )
 
     async def _fetch(self, peer: bytes, pieces: list[Piece], intake: Intake) -> bool:
-        """Read pieces from a source. False if it should be asked again a little later; it is let go if it fails."""
-        errand = Errand(peer, pieces)
-        self._errands.add(errand)
+        """Read pieces from a source, and return False if it is busy. Drop it if it fails."""
+        request = PieceRequest(peer, pieces)
+        self._requests.add(request)
         began = trio.current_time()
         try:
-            with errand.scope:
-                await self._reader.read(errand, intake, large=self._large)
+            with request.scope:
+                await self._reader.read(request, intake, large=self._large)
                 seconds = trio.current_time() - began
                 self._sources.delivered(peer, sum(piece.length for piece in pieces), seconds)
                 return True
-        except LieError:
-            self._expose(peer)
+        except WrongBytesError:
+            self._blame(peer)
         except WrongLengthError:
-            self._let_go(peer, "wrong-size")
+            self._drop(peer, "wrong-size")
         except RequestError as error:
             if error.reason == "busy":
                 return False
             if error.reason == "left":
                 self._failure = error
                 self._over.set()
-            self._let_go(peer, FAULT_OF.get(error.reason, "gone"))
+            self._drop(peer, FAULT_OF.get(error.reason, "gone"))
         except StoreError as error:
             self._failure = error
             self._over.set()
-        except PeerError:  # at the door, half-way: the connection may still be good for streams
+        except PeerError:  # at the bulk port, half-way: the connection may still be good for streams
             self._sources.no_port(peer)
         finally:
-            self._errands.discard(errand)
-        if errand.stalled:
-            self._let_go(peer, "stalled")
+            self._requests.discard(request)
+        if request.stalled:
+            self._drop(peer, "stalled")
         return True
 
-    def arrived(self, errand: Errand, piece: Piece, digest: bytes) -> None:
-        """A piece was written down."""
-        whole = self._wholes[piece.blob]
-        errand.step(errand.step_bytes)
-        if errand.peer in self._liars or not self.board.done(piece):
-            whole.unclaim(piece)
+    def arrived(self, request: PieceRequest, piece: Piece, digest: bytes) -> None:
+        """Record a written piece, and finalise its blob when that is complete."""
+        assembly = self._assemblies[piece.blob]
+        request.step(request.step_bytes)
+        if request.peer in self._liars or not self.scheduler.done(piece):
+            assembly.unclaim(piece)
             return
-        whole.credit(piece, digest, errand.peer)
-        self._progress(Progress(self._total - self.board.left_bytes, self._total, len(self._active)))
-        if whole.complete:
-            self._settle_soon(whole)
-        for other in self._errands:
-            if other is not errand and not any(self.board.is_open(each) for each in other.pieces):
-                self._call_off(other)
+        assembly.credit(piece, digest, request.peer)
+        self._progress(Progress(self._total - self.scheduler.left_bytes, self._total, len(self._active)))
+        if assembly.complete:
+            self._finalise_soon(assembly)
+        for other in self._requests:
+            if other is not request and not any(self.scheduler.is_open(each) for each in other.pieces):
+                self._cancel(other)
 
-    # Wholes
+    # Blobs
 
-    def _settle_soon(self, whole: Whole) -> None:
-        self._settling += 1
-        self._nursery.start_soon(self._settle, whole)
+    def _finalise_soon(self, assembly: BlobAssembly) -> None:
+        self._finalising += 1
+        self._nursery.start_soon(self._finalise, assembly)
 
-    async def _settle(self, whole: Whole) -> None:
-        """Make a complete blob final; if it is wrong, let sources vouch until it is right or none is left."""
+    async def _finalise(self, assembly: BlobAssembly) -> None:
+        """Finalise a complete blob; if it is wrong, check sources until it is right."""
         try:
-            if not (whole.finish() if whole.light else await trio.to_thread.run_sync(whole.finish)):
+            if not (assembly.finish() if assembly.light else await trio.to_thread.run_sync(assembly.finish)):
                 tried: set[bytes] = set()
-                while not whole.settled and (voucher := self._next_voucher(whole, tried)) is not None:
-                    tried.add(voucher)
-                    await self._hear(whole, voucher)
-            if whole.settled:
-                self._arrived(whole.blob)
+                while not assembly.final and (checker := self._next_checker(assembly, tried)) is not None:
+                    tried.add(checker)
+                    await self._check_source(assembly, checker)
+            if assembly.final:
+                self._arrived(assembly.blob)
         except StoreError as error:
             self._failure = error
             self._over.set()
-        self._settling -= 1
-        self._hire()
+        self._finalising -= 1
+        self._start_sources()
 
-    def _next_voucher(self, whole: Whole, tried: set[bytes]) -> bytes | None:
+    def _next_checker(self, assembly: BlobAssembly, tried: set[bytes]) -> bytes | None:
         able = [
             peer
             for peer, held in self._holders.items()
-            if whole.blob in held and peer not in tried and peer not in self._gone
+            if assembly.blob in held and peer not in tried and peer not in self._gone
         ]
-        return min(able, key=lambda peer: len(whole.not_from(peer)), default=None)
+        return min(able, key=lambda peer: len(assembly.not_from(peer)), default=None)
 
-    async def _hear(self, whole: Whole, voucher: bytes) -> None:
-        """Have one source vouch for the whole, and draw the conclusion."""
-        testimony, needed = whole.vouch(), whole.not_from(voucher)
-        hearing = _Hearing(testimony)
+    async def _check_source(self, assembly: BlobAssembly, checker: bytes) -> None:
+        """Check one source against the assembled blob, and blame who sent wrong bytes."""
+        check, needed = assembly.check_source(), assembly.not_from(checker)
+        intake = _CheckIntake(check)
         for pause in (0.0, *BUSY_PAUSES):
             await trio.sleep(pause)
-            left = [piece for piece in needed if piece not in hearing.heard]
+            left = [piece for piece in needed if piece not in intake.received]
             for at in range(0, len(left), limits.SLICES):
-                await self._fetch(voucher, left[at : at + limits.SLICES], hearing)
-            if len(hearing.heard) == len(needed) or voucher in self._gone:
+                await self._fetch(checker, left[at : at + limits.SLICES], intake)
+            if len(intake.received) == len(needed) or checker in self._gone:
                 break
-        if len(hearing.heard) < len(needed):
+        if len(intake.received) < len(needed):
             return
-        liars = await trio.to_thread.run_sync(testimony.judge)
-        for liar in (voucher,) if liars is None else liars:
-            self._expose(liar)
+        liars = await trio.to_thread.run_sync(check.conclude)
+        for liar in (checker,) if liars is None else liars:
+            self._blame(liar)
 
 
-class _Keeping:
-    """Pieces go where they belong, and are counted."""
+class _PieceWriter:
+    """Intake that writes pieces into their blobs and reports them to the download."""
 
-    def __init__(self, download: Download, wholes: dict[bytes, Whole]) -> None:
+    def __init__(self, download: Download, assemblies: dict[bytes, BlobAssembly]) -> None:
         self._download = download
-        self._wholes = wholes
-        self.light = all(whole.draft.light for whole in wholes.values())
+        self._assemblies = assemblies
+        self.light = all(assembly.partial.light for assembly in assemblies.values())
 
     def write(self, piece: Piece, data: bytes | memoryview) -> bytes | None:
-        return self._wholes[piece.blob].accept(piece, data)
+        return self._assemblies[piece.blob].accept(piece, data)
 
-    def count(self, errand: Errand, piece: Piece, digest: bytes) -> None:
-        self._download.arrived(errand, piece, digest)
+    def count(self, request: PieceRequest, piece: Piece, digest: bytes) -> None:
+        self._download.arrived(request, piece, digest)
 
     def undo(self, piece: Piece) -> None:
-        self._wholes[piece.blob].unclaim(piece)
+        self._assemblies[piece.blob].unclaim(piece)
 
 
-class _Hearing:
-    """Pieces are compared with those that are here, to judge who lies."""
+class _CheckIntake:
+    """Intake that compares a source's pieces with those that are here."""
 
     light = False
 
-    def __init__(self, testimony: Testimony) -> None:
-        self._testimony = testimony
-        self.heard: set[Piece] = set()
+    def __init__(self, check: SourceCheck) -> None:
+        self._check = check
+        self.received: set[Piece] = set()
 
     def write(self, piece: Piece, data: bytes | memoryview) -> bytes:
-        return self._testimony.accept(piece, data)
+        return self._check.accept(piece, data)
 
-    def count(self, errand: Errand, piece: Piece, digest: bytes) -> None:  # noqa: ARG002 - of no use here
-        errand.step(errand.step_bytes)
-        self.heard.add(piece)
+    def count(self, request: PieceRequest, piece: Piece, digest: bytes) -> None:  # noqa: ARG002 - of no use here
+        request.step(request.step_bytes)
+        self.received.add(piece)
 
     def undo(self, piece: Piece) -> None:
-        self.heard.discard(piece)
+        self.received.discard(piece)

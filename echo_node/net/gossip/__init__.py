@@ -1,1 +1,1 @@
-"""Gossip: GossipSub v1.1. `mesh` decides, `wire` reads and writes, `node` talks. None of them knows what is said."""
+"""GossipSub v1.1: state machine (`mesh`), encoding (`wire`), I/O (`router`)."""

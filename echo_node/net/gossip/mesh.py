@@ -1,8 +1,7 @@
-"""Who gossips with whom: the mesh of GossipSub v1.1 as a state machine. No I/O, no clock but the one it is given.
+"""GossipSub v1.1 mesh as a state machine, without I/O or a clock.
 
-Each topic that this node joined has a mesh of a few peers that get every message at once; the others are told now
-and then which messages there are, and may ask. Everything is bounded by the number of peers and topics. It knows
-peers by their keys and messages by their ids, and nothing of streams or of what is said.
+Each joined topic has a mesh of a few peers that get every message at once; other subscribers get
+IHAVE at heartbeats and may request. Everything is bounded by the number of peers and topics.
 """
 
 from __future__ import annotations
@@ -20,33 +19,38 @@ DEGREE: Final = 6
 DEGREE_LOW: Final = 4
 DEGREE_HIGH: Final = 12
 LAZY: Final = 6
-"""Peers beside the mesh that hear of recent messages at each heartbeat, at least; a quarter of them if that is more."""
+"""Least number of peers outside the mesh that get IHAVE at a heartbeat; or a quarter of them."""
 FLOOD: Final = 16
-"""Peers that get a message from its author at once, mesh or not."""
+"""Peers that get a message from its author at once, in the mesh or not."""
 PRUNE_SECONDS: Final = 60
+"""Backoff after a prune."""
 LEAVE_SECONDS: Final = 10
+"""Backoff after leaving a topic."""
 SLACK_SECONDS: Final = 2
-"""By which we graft later than we may."""
+"""Seconds added to a backoff before grafting again."""
 FANOUT_SECONDS: Final = 60
 HISTORY: Final = 5
-"""Heartbeats for which a message can be asked for."""
+"""Heartbeats for which a message can be requested (IWANT)."""
 WINDOW: Final = 3
-"""Heartbeats for which a message is offered."""
+"""Heartbeats for which a message is offered (IHAVE)."""
 TOPICS_PER_PEER: Final = 128
 OFFERED: Final = 1_000
-"""Message ids of one topic that one peer is told of at once."""
+"""Message ids of one topic in one IHAVE."""
 ASK_AT_ONCE: Final = 15
-"""Messages that fit into one frame at their largest: js-libp2p sends all that one frame asks for in one frame."""
+"""Ids in one IWANT: js-libp2p answers it in one frame, which must hold the largest messages."""
 ASK_PER_BEAT: Final = 10 * ASK_AT_ONCE
-"""Message ids that one peer can make us ask for between two heartbeats; js-libp2p reads ten such frames."""
+"""Ids requested of one peer between two heartbeats; js-libp2p reads ten such frames."""
 RESEND: Final = 3
-"""Times that one peer gets one message again: because it asked, or subscribed anew."""
+"""Times that one peer gets one message again, on request or on a new subscription."""
 REMEMBERED: Final = 8_192
+"""Messages in the cache."""
 REMEMBERED_BYTES: Final = 64 * 1024 * 1024
 
 
 @dataclass(slots=True)
 class _Remembered:
+    """A cached message."""
+
     message: Published
     beat: int
     own: bool
@@ -54,11 +58,11 @@ class _Remembered:
 
 
 Out = dict[bytes, Control]
-"""What to tell whom."""
+"""Control messages by recipient."""
 
 
 class Mesh:
-    """The state of one node."""
+    """The mesh state of one node."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -93,16 +97,16 @@ class Mesh:
         for members in self._mesh.values():
             members.discard(peer)
         for key in [key for key in self._no_graft_from if key[0] == peer]:
-            del self._no_graft_from[key]  # it may have been restarted and know nothing of it
+            del self._no_graft_from[key]  # it may have restarted without the backoff
         for each in self._messages.values():
             each.resent.pop(peer, None)
         self._asked.pop(peer, None)
         self._owed.pop(peer, None)
 
-    def hear_subscription(
+    def handle_subscription(
         self, peer: bytes, topic: str, now: float, *, on: bool
     ) -> tuple[Out, list[Published]]:
-        """What to answer, and which of our own recent messages the peer could not get before."""
+        """Handle a (un)subscription; return the reply and messages the peer missed."""
         topics = self._subscribed.setdefault(peer, set())
         if not on:
             topics.discard(topic)
@@ -140,7 +144,7 @@ class Mesh:
     # Messages
 
     def recipients(self, topic: str, now: float, *, own: bool, but: Iterable[bytes] = ()) -> set[bytes]:
-        """Who gets a message now."""
+        """Return the peers that get a message now."""
         chosen = set(self._mesh.get(topic, ()))
         if own:
             if topic not in self._mesh:
@@ -150,7 +154,7 @@ class Mesh:
         return chosen.difference(but)
 
     def remember(self, identifier: bytes, message: Published, *, own: bool) -> None:
-        """Keep a message for those who ask for it."""
+        """Cache a message for requests."""
         if identifier in self._messages:
             return
         self._messages[identifier] = _Remembered(message, self._beat, own)
@@ -159,7 +163,7 @@ class Mesh:
             self._forget_oldest()
 
     def owe(self, peer: bytes, identifier: bytes, topic: str) -> None:
-        """A peer was to get a message and did not: it is offered it, in the mesh or not."""
+        """Offer a message that could not be queued for a peer, in the mesh or not."""
         owed = self._owed.setdefault(peer, OrderedDict())
         owed[identifier] = topic
         if len(owed) > OFFERED:
@@ -167,8 +171,8 @@ class Mesh:
 
     # Control
 
-    def hear_graft(self, peer: bytes, topic: str, now: float) -> tuple[Out, str]:
-        """What to answer, and the fault in it, if there is one. A topic that is not ours gets none."""
+    def handle_graft(self, peer: bytes, topic: str, now: float) -> tuple[Out, str]:
+        """Handle GRAFT; return the reply (none for unknown topics) and the fault or ""."""
         if topic not in self._mesh or peer in self._mesh[topic]:
             return {}, ""
         early = self._no_graft_from.get((peer, topic), now) > now
@@ -178,13 +182,13 @@ class Mesh:
         self._mesh[topic].add(peer)
         return {}, ""
 
-    def hear_prune(self, peer: bytes, topic: str, seconds: int, now: float) -> None:
+    def handle_prune(self, peer: bytes, topic: str, seconds: int, now: float) -> None:
         if topic in self._mesh:
             self._mesh[topic].discard(peer)
             self._no_graft_to[peer, topic] = now + (seconds or PRUNE_SECONDS) + SLACK_SECONDS
 
-    def hear_have(self, peer: bytes, topic: str, fresh: Iterable[bytes]) -> Out:
-        """Ask for messages that are offered and were not here yet."""
+    def handle_ihave(self, peer: bytes, topic: str, fresh: Iterable[bytes]) -> Out:
+        """Handle IHAVE: request messages that are new here."""
         if topic not in self._mesh:
             return {}
         room = ASK_PER_BEAT - self._asked[peer]
@@ -192,14 +196,14 @@ class Mesh:
         self._asked[peer] += len(wanted)
         return {peer: Control(want=wanted)} if wanted else {}
 
-    def hear_want(self, peer: bytes, ids: Iterable[bytes]) -> list[Published]:
-        """The messages that a peer asks for, each a few times at most."""
+    def handle_iwant(self, peer: bytes, ids: Iterable[bytes]) -> list[Published]:
+        """Handle IWANT: return the cached messages, each at most RESEND times."""
         return self._resend(
             peer, (self._messages[each] for each in dict.fromkeys(ids) if each in self._messages)
         )
 
     def heartbeat(self, now: float) -> Out:
-        """Keep the meshes at their size, tell others of recent messages, and forget what is old."""
+        """Resize the meshes, offer recent messages and expire old ones."""
         out: Out = defaultdict(Control)
         self._no_graft_to = {key: until for key, until in self._no_graft_to.items() if until > now}
         self._no_graft_from = {key: until for key, until in self._no_graft_from.items() if until > now}
@@ -251,7 +255,7 @@ class Mesh:
         return self._no_graft_to.get((peer, topic), now) > now
 
     def _prune(self, peer: bytes, topic: str, seconds: int, now: float) -> Control:
-        """Neither grafts the other for a while. The peer counts from when this reaches it, so we wait a little more."""
+        """Back off both ways; this side longer, as the peer counts from arrival."""
         self._no_graft_from[peer, topic] = now + seconds
         self._no_graft_to[peer, topic] = now + seconds + SLACK_SECONDS
         return Control(prune=[(topic, seconds)])

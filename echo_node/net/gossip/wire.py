@@ -1,7 +1,7 @@
-"""The frames of GossipSub, as protobuf: what is read is bounded before it is believed.
+"""GossipSub RPC frames as protobuf, with every field bounded on the way in.
 
-The library's own definition takes message ids for text, which the ids of other implementations are not, so the
-schema stands here. It knows nothing of meshes or of what the messages say.
+The schema is declared here because py-libp2p's has text topics, which parse as `str` or as `bytes`
+depending on what the peer sent, and several topics per message, which GossipSub v1.1 does not have.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from protocol import ProtocolError, limits
 
 PROTOCOL_ID: Final = "/meshsub/1.1.0"
 FRAME_BYTES: Final = 1024 * 1024
-"""One frame, as other implementations bound it too."""
+"""Limit of one frame, as in other implementations."""
 TOPIC_BYTES: Final = 256
 SUBSCRIPTIONS: Final = 256
-"""Changes of subscription in one frame."""
+"""Subscription changes in one frame."""
 MESSAGES: Final = 1_024
 BYTES_A_MESSAGE: Final = 8_192
-"""That are heard for the price of one more message: long ones take long to read."""
+"""Bytes that cost as much as one message in the rate limit."""
 CONTROLS: Final = 256
-"""Items of each kind of control in one frame."""
+"""Items of each control type in one frame."""
 IDS: Final = 5_000
 """Message ids in one frame."""
 ID_BYTES: Final = 128
 
 
 class GossipError(ProtocolError):
-    """A frame that GossipSub does not have."""
+    """A malformed or oversized GossipSub frame."""
 
     reason = "malformed-gossip"
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A message on a topic. Whatever else its frame said of it (author, number, signature) is not believed."""
+    """A message on a topic; author, sequence number and signature are ignored."""
 
     topic: str
     data: bytes
@@ -47,11 +47,11 @@ class Published:
 
 @dataclass(slots=True)
 class Control:
-    """What one peer says to another about the mesh."""
+    """GossipSub control messages."""
 
     graft: list[str] = field(default_factory=list)
     prune: list[tuple[str, int]] = field(default_factory=list)
-    """Topic, and the seconds in which the peer is not to graft again."""
+    """Topic and backoff in seconds."""
     have: list[tuple[str, list[bytes]]] = field(default_factory=list)
     want: list[bytes] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class Control:
 
 @dataclass(slots=True)
 class Frame:
-    """One frame, either way."""
+    """One RPC frame."""
 
     subscriptions: list[tuple[str, bool]] = field(default_factory=list)
     published: list[Published] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Frame:
 
     @property
     def cost(self) -> float:
-        """What hearing it takes, in messages: otherwise a frame full of ids, or a long one, would be as cheap as an empty one."""
+        """Cost in messages: long frames and frames full of ids cost more."""
         control = self.control
         ids = len(control.want) + sum(len(each) for _, each in control.have)
         changes = len(self.subscriptions) + len(control.graft) + len(control.prune)
@@ -83,7 +83,7 @@ def write_frame(
     published: Iterable[Published] = (),
     control: Control | None = None,
 ) -> bytes:
-    """A frame with its length before it."""
+    """Encode a frame with its length prefix."""
     rpc = _Rpc()
     for topic, on in subscriptions:
         rpc.subscriptions.add(subscribe=on, topicid=topic.encode())
@@ -103,12 +103,12 @@ def write_frame(
 
 
 def read_frame(body: bytes) -> Frame:
-    """A frame without its length. Raises `GossipError`."""
+    """Decode a frame without its length prefix. Raises `GossipError`."""
     rpc = _Rpc()
     try:
         rpc.ParseFromString(body)
     except DecodeError as error:
-        raise GossipError("a frame that is no protobuf") from error
+        raise GossipError("a frame that is not protobuf") from error
     control = rpc.control
     _at_most(SUBSCRIPTIONS, rpc.subscriptions, "subscriptions")
     _at_most(MESSAGES, rpc.publish, "messages")
@@ -132,7 +132,7 @@ def read_frame(body: bytes) -> Frame:
 
 
 def write_length(length: int) -> bytes:
-    """An unsigned varint."""
+    """Encode an unsigned varint."""
     out = bytearray()
     while length > 0x7F:
         out.append(length & 0x7F | 0x80)
@@ -142,7 +142,7 @@ def write_length(length: int) -> bytes:
 
 
 def take_frames(buffer: bytearray) -> list[bytes]:
-    """The whole frames at the start of a buffer, which are taken from it. Raises `GossipError`."""
+    """Remove and return the complete frames of a buffer. Raises `GossipError`."""
     frames = []
     while (found := _read_length(buffer)) is not None:
         length, start = found
@@ -159,16 +159,16 @@ def _read_length(buffer: bytearray) -> tuple[int, int] | None:
         length |= (byte & 0x7F) << (7 * n)
         if byte < 0x80:
             if length > FRAME_BYTES:
-                raise GossipError(f"a frame of {length} bytes, at most {FRAME_BYTES} are taken")
+                raise GossipError(f"a frame of {length} bytes, the limit is {FRAME_BYTES}")
             return length, n + 1
     if len(buffer) >= 5:
-        raise GossipError("a length that does not end")
+        raise GossipError("a length of more than 5 bytes")
     return None
 
 
 def _published(each: Any) -> Published:
     if len(each.data) > limits.GOSSIP_BYTES:
-        raise GossipError(f"a message of {len(each.data)} bytes, at most {limits.GOSSIP_BYTES} are taken")
+        raise GossipError(f"a message of {len(each.data)} bytes, the limit is {limits.GOSSIP_BYTES}")
     return Published(_topic(each.topic), each.data)
 
 
@@ -178,23 +178,23 @@ def _topic(name: bytes) -> str:
     try:
         return name.decode()
     except UnicodeDecodeError as error:
-        raise GossipError("a topic that is no text") from error
+        raise GossipError("a topic that is not UTF-8") from error
 
 
 def _ids(ids: Sequence[bytes]) -> list[bytes]:
     _at_most(IDS, ids, "message ids")
     if any(len(each) > ID_BYTES for each in ids):
-        raise GossipError("a message id that is too long")
+        raise GossipError(f"a message id of more than {ID_BYTES} bytes")
     return list(ids)
 
 
 def _at_most(most: int, items: Sequence[Any], what: str) -> None:
     if len(items) > most:
-        raise GossipError(f"{len(items)} {what} in a frame, at most {most} are taken")
+        raise GossipError(f"{len(items)} {what} in a frame, the limit is {most}")
 
 
 def _schema() -> Any:
-    """The messages of GossipSub v1.1, with topics and ids as the bytes that they are."""
+    """Build the GossipSub v1.1 messages, with topics and ids as bytes."""
     kinds = descriptor_pb2.FieldDescriptorProto
     scalar = {"bytes": kinds.TYPE_BYTES, "bool": kinds.TYPE_BOOL, "uint64": kinds.TYPE_UINT64}
     schema = {

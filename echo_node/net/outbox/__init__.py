@@ -1,1 +1,1 @@
-"""Delivery that loses nothing: what must arrive waits on disk until a receipt names it. What it says, others know."""
+"""Durable at-least-once delivery: items wait on disk until a receipt names them."""

@@ -1,7 +1,7 @@
-"""What must arrive and may not have: items on disk from `put` until a receipt names them, and beyond a restart.
+"""Durable outbox: items stay on disk from `put` until a receipt names them.
 
-The outbox knows what is pending and not when to send it, so that no clock can freeze it. It knows nothing of peers, nor of
-what the items mean. What was acknowledged is kept until `forget`, since a new leader may not have it (`revive`).
+Survives restarts. The outbox knows what is pending and not when to send it, so that no clock can
+stall it. Acknowledged items are kept until `forget`, since a new leader may lack them (`revive`).
 """
 
 from __future__ import annotations
@@ -10,47 +10,74 @@ import sqlite3
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from echo_node.errors import StoreError, one_line
-from echo_node.net.outbox.durable import DurableFile, Kind, open_durable
-from echo_node.net.outbox.item import Item
+from echo_node.errors import DefectError, StoreError, boundary, one_line
+from echo_node.storage.sqlite import DatabaseSpec, SqliteFile, open_sqlite
+from protocol import Delivery, limits
+from protocol.digest import DIGEST_BYTES
+
+LONGEST: Final = limits.GOSSIP_BYTES - 16
+"""Most bytes of one item: with the headers of a batch it must fit one gossip message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A sealed message. Receipts name it by its id, the same however often it is sent."""
+
+    id: bytes
+    topic: str
+    data: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if type(self.id) is not bytes or len(self.id) != DIGEST_BYTES:
+            raise DefectError(f"an item is named by {DIGEST_BYTES} bytes")
+        if type(self.data) is not bytes or not 1 <= len(self.data) <= LONGEST:
+            raise DefectError(
+                f"an item has 1 to {LONGEST} bytes", advice="send a reference to what is longer"
+            )
+        with boundary(DefectError, "an item for a topic"):
+            Delivery.on(self.topic, self.data)
+
 
 ITEMS: Final = 65_536
 BYTES: Final = 256 * 1024 * 1024
 REFUSALS: Final = 1_024
-"""Refused items that are remembered, without their bytes, for whoever asks why."""
+"""Refused items that are remembered, without their data, to show why."""
 DELIVERED: Final = 65_536
-"""Names of items that were acknowledged and let go, for whoever asks what became of them."""
+"""Ids of acknowledged and forgotten items that are remembered, to show their fate."""
 
 _PENDING, _ACKNOWLEDGED, _REFUSED = 0, 1, 2
-_KIND: Final = Kind(
+_DATABASE: Final = DatabaseSpec(
     name="outbox",
     mark=0x4563_4F42,
-    version=1,
-    schema=(
-        """CREATE TABLE items (
-            seq INTEGER PRIMARY KEY,
-            id BLOB NOT NULL UNIQUE,
-            topic TEXT NOT NULL,
-            size INTEGER NOT NULL,
-            added REAL NOT NULL,
-            state INTEGER NOT NULL,
-            settled REAL,
-            reason TEXT NOT NULL,
-            data BLOB NOT NULL
-        )""",
-        "CREATE INDEX settled_items ON items (state, seq) WHERE state != 0",
-    ),
+    exclusive=True,
+    busy_seconds=0.5,  # for a process that is about to end
+    migrations={
+        0: (
+            """CREATE TABLE items (
+                seq INTEGER PRIMARY KEY,
+                id BLOB NOT NULL UNIQUE,
+                topic TEXT NOT NULL,
+                size INTEGER NOT NULL,
+                added REAL NOT NULL,
+                state INTEGER NOT NULL,
+                settled REAL,
+                reason TEXT NOT NULL,
+                data BLOB NOT NULL
+            )""",
+            "CREATE INDEX settled_items ON items (state, seq) WHERE state != 0",
+        ),
+    },
 )
 
 
 class OutboxFullError(StoreError):
-    """No room for another item: whoever produces them must wait (`wait_for_room`). Nothing was taken."""
+    """No room for another item: producers must wait (`wait_for_room`). None was added."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +91,26 @@ class RefusedItem:
 
 
 class Outbox:
-    """The items of one node. `open_outbox` makes it. Whatever changes it is on disk when the call returns."""
+    """The items of one node, made by `open_outbox`.
 
-    def __init__(self, file: DurableFile, *, items: int, most_bytes: int) -> None:
+    Every change is on disk when the call returns.
+    """
+
+    def __init__(self, file: SqliteFile, *, items: int, most_bytes: int) -> None:
         self._file = file
         self._most = (items, most_bytes)
         self._pending: dict[bytes, tuple[int, int]] = {}
-        """Id to the mark at which it became pending and its size, the oldest first."""
+        """Item id to the mark at which it became pending, and its size; oldest first."""
         self._mark = 0
         self._items = 0
         self._bytes = 0
         self._news = trio.Event()
 
     async def put(self, items: Sequence[Item]) -> int:
-        """Take items; returns how many were new. All of them or, when there is no room, none (`OutboxFullError`)."""
+        """Add items; return how many were new.
+
+        Adds all of them or, when there is no room, none (`OutboxFullError`).
+        """
         added = time.time()
 
         def insert(file: sqlite3.Connection) -> dict[bytes, int]:
@@ -97,7 +130,10 @@ class Outbox:
         return len(new)
 
     async def acknowledge(self, ids: Iterable[bytes]) -> list[bytes]:
-        """These have arrived; returns those that were pending here. Most ids of a receipt are about others' items."""
+        """Mark items as delivered; return those that were pending here.
+
+        Most ids of a receipt are about other nodes' items.
+        """
         mine = [each for each in dict.fromkeys(ids) if each in self._pending]
         if mine:
             rows = [(_ACKNOWLEDGED, time.time(), each) for each in mine]
@@ -105,9 +141,10 @@ class Outbox:
         return [each for each in mine if self._settle(each)]
 
     async def refuse(self, reasons: Mapping[bytes, str]) -> list[bytes]:
-        """These will never be taken, and why; returns those that were pending here. They are sent no more.
+        """Mark items as refused for good; return those that were pending here.
 
-        A reason that may pass (a buffer that is full) is none for this: an item that is left pending is sent again.
+        Refused items are not sent again. Not for temporary reasons (a full buffer): an item that
+        is left pending is sent again.
         """
         mine = [each for each in reasons if each in self._pending]
 
@@ -123,11 +160,11 @@ class Outbox:
         return [each for each, size in sizes.items() if size]
 
     async def revive(self, ids: Iterable[bytes] | None = None) -> list[bytes]:
-        """Send again what was acknowledged (these, or all): whoever acknowledged it leads no more. Returns which."""
+        """Make acknowledged items (these, or all) pending again; return their ids."""
         wanted = None if ids is None else set(ids)
 
         def wake(file: sqlite3.Connection) -> dict[bytes, int]:
-            found = _those(file.execute(_KEPT).fetchall(), wanted)
+            found = _select(file.execute(_KEPT).fetchall(), wanted)
             file.executemany(_REVIVE, [(each,) for each in found])
             return found
 
@@ -136,16 +173,17 @@ class Outbox:
         return list(found)
 
     async def forget(self, ids: Iterable[bytes] | None = None, *, older_than: float = 0.0) -> int:
-        """Let go of what was acknowledged (of these, or of all) that many seconds ago; returns how many items.
+        """Drop items acknowledged at least `older_than` seconds ago; return how many.
 
-        By the wall clock. What seems to have been acknowledged in the future, since the clock was set back, counts from now.
+        Of these ids, or of all. By the wall clock: an item that seems to have been acknowledged in
+        the future, since the clock was set back, counts from now.
         """
         wanted = None if ids is None else set(ids)
         now = time.time()
 
         def drop(file: sqlite3.Connection) -> dict[bytes, int]:
-            file.execute(_MEND, (now, now))
-            found = _those(file.execute(_KEPT_SINCE, (now - older_than,)).fetchall(), wanted)
+            file.execute(_FIX_FUTURE_TIMES, (now, now))
+            found = _select(file.execute(_KEPT_SINCE, (now - older_than,)).fetchall(), wanted)
             file.executemany(_DELIVERED, [(each,) for each in found])
             file.executemany("DELETE FROM items WHERE id = ?", [(each,) for each in found])
             file.execute(_TRIM_DELIVERED, (DELIVERED,))
@@ -156,7 +194,7 @@ class Outbox:
         return len(found)
 
     async def read(self, ids: Sequence[bytes]) -> list[Item]:
-        """Those of the items that are pending, in this order."""
+        """Return those of the items that are pending, in this order."""
 
         def select(file: sqlite3.Connection) -> list[Item]:
             rows = (file.execute(_READ, (each,)).fetchone() for each in ids if each in self._pending)
@@ -165,11 +203,11 @@ class Outbox:
         return await self._file.transact(select)
 
     async def refusals(self) -> list[RefusedItem]:
-        """The refused items that are remembered, the newest first."""
+        """Return the refused items that are remembered, newest first."""
         rows = await self._file.transact(lambda file: file.execute(_REFUSED_ITEMS).fetchall())
         return [RefusedItem(*row) for row in rows]
 
-    # What follows looks at memory only.
+    # The following use memory only.
 
     @property
     def pending(self) -> int:
@@ -178,18 +216,21 @@ class Outbox:
 
     @property
     def kept(self) -> int:
-        """How many were acknowledged and not yet forgotten."""
+        """How many items were acknowledged and not yet forgotten."""
         return self._items - len(self._pending)
 
     def is_pending(self, item: bytes) -> bool:
         return item in self._pending
 
     def size(self, item: bytes) -> int:
-        """The bytes of a pending item; 0 for any other."""
+        """Return the bytes of a pending item; 0 for any other."""
         return self._pending.get(item, (0, 0))[1]
 
     def since(self, mark: int) -> tuple[list[bytes], int]:
-        """What is pending and became so after this mark, oldest first, and the mark to ask with next. All have come since 0."""
+        """Return what became pending after a mark, oldest first, and the next mark.
+
+        Mark 0 returns everything pending.
+        """
         newer = []
         for each in reversed(self._pending):
             if self._pending[each][0] <= mark:
@@ -198,17 +239,17 @@ class Outbox:
         return newer[::-1], self._mark
 
     async def wait(self, mark: int) -> None:
-        """Until something has become pending after this mark. The caller sets the deadline, if it wants one."""
+        """Wait until an item becomes pending after a mark. The caller sets any deadline."""
         while self._mark <= mark:
             await self._news.wait()
 
     async def wait_for_room(self, items: int, size: int) -> None:
-        """Until so many items of so many bytes together have room. The caller sets the deadline."""
+        """Wait for room for so many items and bytes. The caller sets any deadline."""
         while self._lacks_room(items, size):
             await self._news.wait()
 
     async def load(self) -> None:
-        """Remember what is on disk."""
+        """Load the state from disk."""
 
         def look(file: sqlite3.Connection) -> tuple[dict[bytes, int], int, int]:
             file.execute(_MAKE_DELIVERED)  # files of earlier programs have no such table
@@ -222,19 +263,19 @@ class Outbox:
         for each, size in sizes.items():
             self._mark += 1
             self._pending[each] = (self._mark, size)
-        self._tell()
+        self._notify()
 
     def _settle(self, item: bytes) -> int:
-        """The size of the item, if it was pending; it no longer is."""
+        """Remove an item from the pending ones; return its size, 0 if it was not pending."""
         return self._pending.pop(item, (0, 0))[1]
 
     def _free(self, sizes: Iterable[int]) -> None:
         gone = list(sizes)
         self._items -= len(gone)
         self._bytes -= sum(gone)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = trio.Event()
 
@@ -252,14 +293,14 @@ class Outbox:
 
 @asynccontextmanager
 async def open_outbox(path: Path, *, items: int = ITEMS, most_bytes: int = BYTES) -> AsyncGenerator[Outbox]:
-    """The outbox in this file, made if there is none. One process at a time (`StoreError`)."""
-    async with open_durable(path, _KIND) as file:
+    """Open or make the outbox file, for one process at a time (`StoreError`)."""
+    async with open_sqlite(path, _DATABASE) as file:
         outbox = Outbox(file, items=items, most_bytes=most_bytes)
         await outbox.load()
         yield outbox
 
 
-def _those(rows: Sequence[tuple[bytes, int]], wanted: set[bytes] | None) -> dict[bytes, int]:
+def _select(rows: Sequence[tuple[bytes, int]], wanted: set[bytes] | None) -> dict[bytes, int]:
     return {each: size for each, size in rows if wanted is None or each in wanted}
 
 
@@ -279,7 +320,7 @@ _MAKE_DELIVERED = """CREATE TABLE IF NOT EXISTS delivered (
     seq INTEGER PRIMARY KEY, id BLOB NOT NULL, added REAL NOT NULL, settled REAL NOT NULL)"""
 _DELIVERED = "INSERT INTO delivered (id, added, settled) SELECT id, added, settled FROM items WHERE id = ?"
 _TRIM_DELIVERED = "DELETE FROM delivered WHERE seq <= (SELECT coalesce(max(seq), 0) FROM delivered) - ?"
-_MEND = "UPDATE items SET settled = ? WHERE state = 1 AND settled > ?"
+_FIX_FUTURE_TIMES = "UPDATE items SET settled = ? WHERE state = 1 AND settled > ?"
 _READ = "SELECT id, topic, data FROM items WHERE id = ? AND state = 0"
 _REFUSED_ITEMS = "SELECT id, topic, reason, added FROM items WHERE state = 2 ORDER BY seq DESC"
 _WAITING = "SELECT id, size FROM items WHERE state = 0 ORDER BY seq"

@@ -1,7 +1,8 @@
-"""Delivery that loses nothing: whatever is pending in an outbox is gossiped, and what no receipt names within a moment is
-delivered by hand to each recipient until one does, whatever restarts on the way.
+"""At-least-once delivery: gossip, then direct requests until a receipt comes.
 
-Receipts reach the outbox by their reader, wherever they were heard. It knows nothing of what the items mean, nor who leads.
+Every pending item of an outbox is gossiped; what no receipt names within a moment is delivered
+directly to each recipient until one does, across restarts of either side. Receipts reach the
+outbox by their reader, wherever they arrived.
 """
 
 from __future__ import annotations
@@ -16,20 +17,19 @@ import trio
 
 from echo_node.errors import PeerError
 from echo_node.net.base import Network, PeerEvent, RequestError
-from echo_node.net.inbox import Inbox
 from echo_node.net.outbox.backoff import Patience
-from echo_node.net.outbox.item import LONGEST
-from echo_node.net.outbox.outbox import Outbox
-from echo_node.net.outbox.route import Heard, Pack, Route, packed
+from echo_node.net.outbox.outbox import LONGEST, Outbox
+from echo_node.net.outbox.recipient import OnResponse, Pack, Recipient, packed
+from echo_node.net.subscription import Subscription
 from protocol import limits
 
 log = logging.getLogger(__name__)
 Recipients: TypeAlias = Callable[[], Sequence[bytes]]
-"""The keys of those who should have every item: at least whoever gives receipts."""
+"""Public keys of the peers that should get every item: at least those that give receipts."""
 
 
 class Redelivery:
-    """The outgoing half of delivery. `luck` spreads the tries of many nodes; a test gives its own."""
+    """The sending side of delivery. `luck` draws the jitter of retries."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Redelivery:
         *,
         recipients: Recipients,
         pack: Pack,
-        heard: Heard,
+        on_response: OnResponse,
         patience: Patience | None = None,
         luck: random.Random | None = None,
     ) -> None:
@@ -46,14 +46,14 @@ class Redelivery:
         self._outbox = outbox
         self._recipients = recipients
         self._pack = pack
-        self._heard = heard
+        self._on_response = on_response
         self._patience = patience or Patience()
         self._luck = luck or random.SystemRandom()
-        self._routes: dict[bytes, Route] = {}
-        self._rerouted = trio.Event()
+        self._routes: dict[bytes, Recipient] = {}
+        self._recipients_changed = trio.Event()
 
     async def run(self) -> None:
-        """Gossip and deliver until cancelled, or until this node leaves the network (`PeerError`)."""
+        """Gossip and deliver until cancelled, or until this node leaves (`PeerError`)."""
         async with self._network.watch() as events, trio.open_nursery() as nursery:
             nursery.start_soon(self._gossip)
             nursery.start_soon(self._feed)
@@ -61,11 +61,11 @@ class Redelivery:
             nursery.start_soon(self._keep_routes)
 
     def reroute(self) -> None:
-        """The recipients may be others from now on."""
-        self._rerouted.set()
+        """Check the recipients again, as they may have changed."""
+        self._recipients_changed.set()
 
     async def _gossip(self) -> None:
-        """Each item once, several in one message, and no more than one message's worth at a time."""
+        """Publish each item once, batched, at most one message's worth at a time."""
         waiting: deque[bytes] = deque()
         mark = 0
         while True:
@@ -93,24 +93,24 @@ class Redelivery:
         return chosen
 
     async def _feed(self) -> None:
-        """Tell the routes of what is new."""
+        """Wake up the recipients' tasks when there are new items."""
         mark = 0
         while True:
             await self._outbox.wait(mark)
             _, mark = self._outbox.since(mark)
             for route in self._routes.values():
-                route.stir()
+                route.wake()
 
-    async def _watch(self, events: Inbox[PeerEvent]) -> None:
+    async def _watch(self, events: Subscription[PeerEvent]) -> None:
         async for event in events:
             if event.joined and event.public in self._routes:
-                self._routes[event.public].hurry()
+                self._routes[event.public].retry_soon()
 
     async def _keep_routes(self) -> None:
-        """One task for each recipient, so that none waits for another."""
+        """Run one task for each recipient, so that none waits for another."""
         async with trio.open_nursery() as nursery:
             while True:
-                self._rerouted = trio.Event()
+                self._recipients_changed = trio.Event()
                 wanted = [peer for peer in dict.fromkeys(self._recipients()) if peer != self._network.public]
                 for peer in set(self._routes) - set(wanted):
                     self._routes.pop(peer).scope.cancel()
@@ -118,15 +118,15 @@ class Redelivery:
                     if peer not in self._routes:
                         route = self._routes[peer] = self._route_to(peer)
                         nursery.start_soon(route.run)
-                await self._rerouted.wait()
+                await self._recipients_changed.wait()
 
-    def _route_to(self, peer: bytes) -> Route:
-        return Route(
+    def _route_to(self, peer: bytes) -> Recipient:
+        return Recipient(
             peer,
             self._network,
             self._outbox,
             pack=self._pack,
-            heard=self._heard,
+            on_response=self._on_response,
             patience=self._patience,
             luck=self._luck,
         )

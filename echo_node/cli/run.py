@@ -1,0 +1,303 @@
+"""`echo-node run`: seal a run from a TOML file, show it, share it by a link."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from echo_node.cli import run_eval
+from echo_node.cli.keys import State
+from echo_node.cli.run_eval import Json, Named
+from echo_node.runtime.console import path_for, say
+
+if TYPE_CHECKING:
+    from protocol import Manifest, Opened
+
+app = typer.Typer(no_args_is_help=True, help="Runs: create, show, share, evaluate and export them.")
+
+app.command("eval")(run_eval.evaluate)
+app.command("export")(run_eval.export)
+
+MEANINGS: Final = {
+    "run": "the hash of the manifest, by which everything else is checked",
+    "author": "the key that sealed the manifest",
+    "model": "what is trained; its first weights are named by their hash",
+    "contract": "the plug-in that makes prompts and rewards; it runs in a jail",
+    "mode": "async: samplers push without waiting. sequential: the trainer requests every group, of the newest version",
+    "async_from": "before this version the run is sequential; none: always",
+    "staleness": "most steps that the policy of a group may be old when it is trained on",
+    "head_every": "steps per version",
+    "in_flight": "whether new weights are loaded in the middle of completions",
+    "group_size": "completions of one prompt, which are compared with each other",
+    "max_prompt": "most tokens of a prompt",
+    "max_tokens": "most tokens of a completion",
+    "temperature": "sampling temperature of every completion",
+    "algorithm": "training algorithm",
+    "numbers": "settings of the algorithm that differ from its defaults",
+    "engines": "classes of engines that may sample, each with its own tolerance",
+    "verification": "which verdicts a group needs before it is used: checks of a share by the trainer (self), of so many"
+    " verifiers (quorum), or of a random part, with a bound on the rest (sampled)",
+    "terms": "interval of the leader's heartbeats, and silence after which another may lead",
+    "electors": "keys that vote on the next leader, by majority; two trainers alone take turns",
+    "failover": "how another trainer takes over from a silent leader, and which electors that needs alive",
+    "trainers": "the first one leads, the others stand by",
+    "verifiers": "keys whose verdicts count",
+    "seeds": "addresses that newcomers join at",
+}
+
+
+@app.command()
+def new(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            parser=path_for("FILE"),
+            help="The run as a TOML file: name, trainers, and what differs from the defaults.",
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=path_for("--out"), help="The run's folder; the file's name without .toml."),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="One setting, such as sync.staleness=2. May be repeated."),
+    ] = None,
+    state: State = None,
+    as_json: Json = False,
+) -> None:
+    """Seal a run with this node's key into a manifest.
+
+    Whoever has the manifest, and a seed, can take part. The shortest file is `name = "…"` and
+    `trainers = ["12D3KooW…"]`, the peer ids that `echo-node keys show` prints: the embedded model
+    then learns to reverse five digits.
+    """
+    from echo_node.config import state_home
+    from echo_node.runs.spec import MANIFEST, new_run, read_run_file, write_run
+    from echo_node.storage.state_dir import prepared
+    from protocol import open_manifest
+
+    spec = read_run_file(file, changes or ())
+    sealed = new_run(spec, prepared(state or state_home()).identity())
+    folder = out or file.with_suffix("")
+    write_run(folder, spec, sealed)
+    run = open_manifest(sealed).id.hex()
+    if as_json:
+        say(json.dumps({"run": run, "manifest": str(folder / MANIFEST)}))
+        return
+    say(f"run {run} is sealed in {folder / MANIFEST}")
+    if len(spec.trainers) > 1:
+        say(f"failover to another trainer: {_failover(open_manifest(sealed))}")
+    say(f"next: echo-node join --role trainer {folder}")
+
+
+@app.command()
+def show(
+    run: Named,
+    *,
+    explain: Annotated[bool, typer.Option(help="Explain each line.")] = True,
+    state: State = None,
+    as_json: Json = False,
+) -> None:
+    """Show a run's manifest: leader, task and settings, each with its meaning."""
+    from echo_node.config import state_home
+    from echo_node.errors import one_line
+    from echo_node.runs.resolve import find_local_run
+    from echo_node.runs.spec import read_manifest
+
+    rows = described(read_manifest(find_local_run(run, state or state_home())))
+    if as_json:
+        say(json.dumps(rows))
+        return
+    for name, value in rows.items():
+        say(f"{name + ':':<14} {one_line(_words(value))}")
+        if explain and name in MEANINGS:
+            say(f"{'':<14}   {MEANINGS[name]}")
+
+
+@app.command()
+def link(
+    run: Named,
+    *,
+    addresses: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--seed", help="An address to join at, as a multiaddress with its peer id. May be repeated."
+        ),
+    ] = None,
+    state: State = None,
+) -> None:
+    """Print a link to a run: its id, a recent head, and addresses to join at.
+
+    The head is the newest whose weights are available in full: a newcomer accepts nothing older.
+    """
+    from echo_node.config import state_home
+    from echo_node.errors import ConfigError, boundary
+    from echo_node.runs.resolve import find_local_run
+    from echo_node.runs.spec import read_manifest
+    from echo_node.storage.state_dir import prepared
+    from echo_node.weights.chain_log import ChainLog
+    from protocol import Link, Rules
+
+    place = prepared(state or state_home())
+    manifest = read_manifest(find_local_run(run, place.path))
+    heads = place.place_of(manifest.id) / "weights" / "heads"
+    journal = ChainLog(heads, Rules.of(manifest), None, durable=False) if heads.is_dir() else None
+    known = journal.follower.heads if journal else ()
+    whole = [head for head in known if head.message.anchor is not None]
+    tip = next(reversed(whole or known), None)
+    if tip is None:
+        raise ConfigError(
+            "a link names a head of the run, and this node knows none",
+            advice="start the run's trainer, or join the run, and make the link then",
+        )
+    known_addresses = tuple(addresses or manifest.message.seeds) or _own_addresses(place.path)
+    if not known_addresses:
+        raise ConfigError(
+            "a link names addresses to join at, and none is known",
+            advice="give a seed's, or this node's own, with --seed; or make the link while the node runs",
+        )
+    with boundary(ConfigError, "making a link", advice="give other addresses with --seed"):
+        made = Link(
+            addresses=known_addresses,
+            head=tip.id,
+            run=manifest.id,
+            term=tip.message.term,
+            version=tip.message.version,
+        )
+        say(str(made))
+
+
+@app.command("open")
+def open_(run: Named, *, state: State = None) -> None:
+    """List a run among the open ones, so that anybody can find it. Only a trainer of it can.
+
+    Takes effect within seconds, also while the trainer runs.
+    """
+    from echo_node.node import OPEN
+
+    manifest, folder = _own(run, state)
+    with _marking(folder / OPEN):
+        (folder / OPEN).touch()
+    say(f"{manifest.message.name} is open: while its trainer runs, anybody may find it")
+
+
+@app.command()
+def close(run: Named, *, state: State = None) -> None:
+    """Remove a run from the open ones. Members stay; its links and its id still work."""
+    from echo_node.node import OPEN
+
+    manifest, folder = _own(run, state)
+    with _marking(folder / OPEN):
+        (folder / OPEN).unlink(missing_ok=True)
+    say(f"{manifest.message.name} is closed: only who has its link or its id finds it")
+
+
+def _marking(mark: Path) -> AbstractContextManager[None]:
+    from echo_node.errors import StoreError, boundary
+
+    return boundary(StoreError, f"marking the run in {mark}", advice="may you write there?")
+
+
+def _own_addresses(state: Path) -> tuple[str, ...]:
+    """Return the addresses of the node that runs on this state, if one does."""
+    from echo_node.control.client import ask
+    from echo_node.errors import EchoError
+    from protocol import limits
+
+    try:
+        status = ask(state, "status", steps=0, lines=0)
+    except EchoError:
+        return ()
+    return tuple(status["addresses"][: limits.ADDRESSES])
+
+
+def _own(run: str, state: Path | None) -> tuple[Opened[Manifest], Path]:
+    """Return a run that this node trains, and its folder in the state."""
+    from echo_node.config import state_home
+    from echo_node.errors import ConfigError
+    from echo_node.runs.resolve import find_local_run
+    from echo_node.runs.spec import read_manifest
+    from echo_node.storage.state_dir import prepared
+
+    place = prepared(state or state_home())
+    manifest = read_manifest(find_local_run(run, place.path))
+    if place.identity().public not in manifest.message.trainers:
+        raise ConfigError(
+            f"this node is no trainer of {manifest.message.name}",
+            advice="only a trainer can open or close a run: give the trainer's --state",
+        )
+    return manifest, place.run(manifest.id)
+
+
+def described(manifest: Opened[Manifest]) -> dict[str, Any]:
+    """Describe a manifest by names and values for people."""
+    from protocol import peer_id
+
+    message = manifest.message
+    sync = message.sync
+    return {
+        "run": manifest.id.hex(),
+        "name": message.name,
+        "author": peer_id(manifest.signer),
+        "model": f"{message.model.architecture}, {message.model.vocab_size} tokens, context {message.model.context}",
+        "contract": f"{message.contract.name} {message.contract.version}",
+        "params": dict(message.contract.params),
+        "mode": "sequential" if sync.async_from is None else "async",
+        "async_from": sync.async_from,
+        "staleness": sync.staleness,
+        "head_every": sync.head_every,
+        "in_flight": sync.in_flight,
+        "group_size": message.sampling.group_size,
+        "max_prompt": message.sampling.max_prompt,
+        "max_tokens": message.sampling.max_tokens,
+        "temperature": message.sampling.temperature,
+        "algorithm": f"{message.algorithm.name} {message.algorithm.version}",
+        "numbers": dict(message.algorithm.params),
+        "engines": [tolerance.engine for tolerance in message.engines],
+        "verification": {
+            "policy": message.verification.policy,
+            "quorum": message.verification.quorum,
+            "share": message.verification.share,
+        },
+        "terms": {"heartbeat_ms": message.terms.heartbeat_ms, "lease_ms": message.terms.lease_ms},
+        "electors": [peer_id(each) for each in message.terms.electors],
+        "failover": _failover(manifest),
+        "trainers": [peer_id(each) for each in message.trainers],
+        "verifiers": [peer_id(each) for each in message.verifiers],
+        "seeds": list(message.seeds),
+    }
+
+
+def _failover(manifest: Opened[Manifest]) -> str:
+    from echo_node.election.candidate import LEAST_ELECTORS
+    from protocol import Rules
+
+    rules = Rules.of(manifest)
+    electors = {*rules.electors}
+    by_hand = "by hand, with join --role trainer --promote"
+    if len(rules.trainers) == 1:
+        return "none: there is no second trainer"
+    if rules.takes_turns:
+        return f"{by_hand}, of whichever of the two does not lead; with a third elector, such as a verifier, by itself"
+    needed = rules.majority_of(2)
+    how = "by itself" if len(electors) >= LEAST_ELECTORS else by_hand
+    alive = "the elector is" if len(electors) == 1 else f"{needed} of the {len(electors)} electors are"
+    places = [
+        str(place) for place, trainer in enumerate(rules.trainers, 1) if len(electors - {trainer}) < needed
+    ]
+    lost = f"; nobody can follow trainer {' or '.join(places)}: name another elector, such as a verifier"
+    return f"{how}, while {alive} alive{lost if places else ''}"
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {inner}" for name, inner in value.items()) or "as by default"
+    return "none" if value is None else str(value)

@@ -1,0 +1,128 @@
+"""The jailed program: `python -P -m echo_node.contract.jail.main PIPE_FD PARENT_PID`.
+
+Started by `jail.process` only. The process isolates itself after it has imported the contract's
+code and before it reads the first request. It answers each item of a request as soon as it can, so
+that the node knows which item killed the process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from echo_node.contract.api import Contract, prompt_of, score_of
+from echo_node.contract.jail.enclosure import Bounds, Enclosure, TooLargeError, code_paths
+from echo_node.contract.jail.process import MAX_MESSAGE_BYTES, OUT_OF_MEMORY
+from echo_node.contract.jail.serde import TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
+from echo_node.contract.registry import load
+from echo_node.errors import ContractError, EchoError, boundary
+from echo_node.runtime.ipc import Message, MessageError, Pipe, PipeEndedError, PipeError
+
+
+def answer(contract: Contract, asked: str, item: list[Any]) -> Message:
+    """Return the answer to one item: its result, or why there is none."""
+    try:
+        return {"kind": "result", "fields": _ANSWERS[asked](contract, *item)}
+    except ContractError as error:
+        out_of_memory = isinstance(error.__cause__, MemoryError)
+        return {"kind": "failed", "reason": str(error), "out_of_memory": out_of_memory}
+
+
+def _prompt(contract: Contract, key: bytes) -> list[Any]:
+    prompt = prompt_of(contract, key)
+    with boundary(ContractError, f"{contract.name} {contract.version}: making a prompt"):
+        prompt = unpack_prompt(pack_prompt(prompt))
+        size = prompt_bytes(prompt)
+        if size > TEXT_BYTES:
+            raise ValueError(f"it has {size} bytes, where {TEXT_BYTES} are allowed")
+        return pack_prompt(prompt)
+
+
+def _score(contract: Contract, prompt: list[Any], completion: str) -> list[Any]:
+    score = score_of(contract, unpack_prompt(prompt), completion)
+    return [score.value, score.reason]
+
+
+def _own_answer(contract: Contract, prompt: list[Any]) -> list[Any]:
+    with boundary(ContractError, f"{contract.name} {contract.version}: answering its own prompt"):
+        text: object = contract.answer(unpack_prompt(prompt))
+        if type(text) is not str or len(text.encode()) > TEXT_BYTES:
+            raise TypeError(f"it gave no text of at most {TEXT_BYTES} bytes")
+        return [text]
+
+
+_ANSWERS: Final[dict[str, Callable[..., list[Any]]]] = {
+    "prompt": _prompt,
+    "score": _score,
+    "answer": _own_answer,
+}
+
+
+def set_up(start: Message, parent: int) -> tuple[Contract, Enclosure]:
+    """Load the contract and isolate this process; refuse if a required layer is missing."""
+    name, version, memory_bytes = start["name"], start["version"], start["memory_bytes"]
+    bounds = Bounds(parent, memory_bytes, start["cpu_seconds"], frozenset(start["off"]))
+    enclosure = Enclosure(bounds)
+    enclosure.before_import()
+    contract = load(name, version, start["params"])
+    try:
+        enclosure.after_import([*code_paths(), *declared(contract)])
+    except TooLargeError as error:
+        what = f"{name} {version} {error}, and may have {memory_bytes >> 20} MiB"
+        raise ContractError(what, advice="allow it more memory") from error
+    missing = enclosure.missing(start["require"])
+    if missing:
+        raise ContractError(
+            f"the jail of {name} {version} lacks a layer that must hold: {missing}",
+            advice="run on a system that has it, or take it out of those that are required",
+        )
+    return contract, enclosure
+
+
+def declared(contract: Contract) -> list[Path]:
+    """Return the paths that a contract lists in `reads`: it opens them after the import."""
+    with boundary(ContractError, f"{contract.name} {contract.version}: naming the files that it reads"):
+        paths: Iterable[str | Path] = getattr(contract, "reads", ())
+        return [Path(path).resolve() for path in paths]
+
+
+def serve(pipe: Pipe, parent: int) -> None:
+    """Start the contract that the first message names, then answer until the pipe ends."""
+    start = pipe.expect(None)
+    try:
+        contract, enclosure = set_up(start, parent)
+    except EchoError as error:
+        pipe.send({"kind": "refused", "what": error.what, "advice": error.advice})
+        return
+    layers = [[layer.name, layer.active, layer.why_not] for layer in enclosure.layers]
+    score_range = {"low": float(contract.low), "high": float(contract.high)}
+    pipe.send({"kind": "ready", **score_range, "layers": layers})
+    while True:
+        request = pipe.expect(None)
+        token = request["token"]
+        for index, item in enumerate(request["items"]):
+            pipe.send({"token": token, "index": index, **answer(contract, request["kind"], item)})
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the parent over the inherited socket; return the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node decides when this process ends
+    end = socket.socket(fileno=int(arguments[0]))
+    try:
+        serve(Pipe(end, max_bytes=MAX_MESSAGE_BYTES), int(arguments[1]))
+    except PipeEndedError:
+        return 0
+    except (PipeError, MessageError):
+        return 1
+    except MemoryError:  # too little was left to report it
+        return OUT_OF_MEMORY
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1:]))  # skip slow cleanup; the kernel frees all of it

@@ -1,0 +1,1 @@
+"""The ledger of verified tokens, and signed statements about it."""

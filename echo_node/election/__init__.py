@@ -1,0 +1,1 @@
+"""Leader election: heartbeats, leases, votes, grants and checkpoint replication."""

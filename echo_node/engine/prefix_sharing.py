@@ -1,0 +1,60 @@
+"""Sequences with a common prefix packed into one row, to compute the prefix once.
+
+Each ending attends to the prefix and itself. So a group is scored for the price of one prompt and
+its completions. The model must accept explicit attention masks and positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_node.engine.base import Ids
+
+LONGEST: Final = 4_096
+"""Ids of a row: who sees whom is a square of it."""
+UNSEEN: Final = float(np.finfo(np.float16).min)
+"""Added to the score of what is not seen: enough in every type."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRow:
+    """`wanted` are the places whose followers are asked for, sequence after sequence."""
+
+    ids: Ids
+    positions: Ids
+    seen: NDArray[np.bool_]
+    wanted: Ids
+
+
+def shared_row(sequences: Sequence[Ids], keep: Sequence[int]) -> SharedRow | None:
+    """Pack sequences whose last `keep` ids are scored; return None where that saves nothing."""
+    begin = min(_common(sequences), *(ids.size - last for ids, last in zip(sequences, keep, strict=True)))
+    endings = [ids[begin:] for ids in sequences]
+    total = begin + sum(ending.size for ending in endings)
+    if len(sequences) < 2 or begin < 1 or total > LONGEST:
+        return None
+    row = np.concatenate((sequences[0][:begin], *endings)).astype(np.int64)
+    positions = np.concatenate((np.arange(begin), *(np.arange(begin, ids.size) for ids in sequences)))
+    seen = np.zeros((total, total), np.bool_)
+    seen[:, :begin] = True
+    seen[:begin, :begin] = np.tri(begin, dtype=np.bool_)
+    wanted, start = [], begin
+    for ending, last in zip(endings, keep, strict=True):
+        end = start + ending.size
+        seen[start:end, start:end] = np.tri(ending.size, dtype=np.bool_)
+        wanted.append(np.arange(end - last, end))
+        start = end
+    return SharedRow(row, positions, seen, np.concatenate(wanted))
+
+
+def _common(sequences: Sequence[Ids]) -> int:
+    """How many first ids all of them have in common."""
+    shortest = min(ids.size for ids in sequences)
+    first = sequences[0][:shortest]
+    same = np.logical_and.reduce([ids[:shortest] == first for ids in sequences])
+    return int(shortest if same.all() else np.argmin(same))

@@ -1,0 +1,109 @@
+"""Token sampling and scoring from logits, for many rows at once.
+
+Gives the numbers of `protocol.sampling`, bit for bit, in blocks that fit in the cache whatever the
+vocabulary's size. Pure numpy; all engines share it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_node.engine.base import Floats, Ids, Scores
+from echo_node.errors import EngineError
+
+Logits = NDArray[np.floating[Any]]
+
+_BLOCK: Final = 2**15  # probabilities that are worked on at once: 256 kB of float64
+_COUNTED: Final = 256  # up to this vocabulary, counting along a row is faster than a search in it
+
+
+def draw(logits: Logits, rows: Ids, u: Floats, temperature: float) -> tuple[Ids, Floats]:
+    """Draw the token of each `u` from its row's distribution; return ids and log-probabilities."""
+    tokens, logprobs = np.empty(rows.shape, np.int64), np.empty(rows.shape)
+    work = _Work(logits, temperature)
+    order = np.argsort(rows, kind="stable")
+    firsts = np.searchsorted(rows[order], [block.start for block in work.blocks] + [len(logits)])
+    for block, first, end in zip(work.blocks, firsts, firsts[1:], strict=False):
+        if first == end:
+            continue
+        here = order[first:end]
+        place = rows[here] - block.start
+        probability = work.probabilities(block)
+        cumulative = np.cumsum(probability, axis=-1, out=work.other(block))
+        tokens[here] = _search(cumulative, place, u[here] * cumulative[place, -1])
+        logprobs[here] = _log(logits[block], probability, place, tokens[here], temperature)
+    return tokens, logprobs
+
+
+def measure(logits: Logits, ids: Ids, temperature: float) -> Scores:
+    """Where each of `ids` stands in the distribution of its own row of `logits`."""
+    columns = np.empty((6, ids.size))
+    work = _Work(logits, temperature)
+    for block in work.blocks:
+        tokens = ids[block]
+        place = np.arange(tokens.size)
+        below = np.maximum(tokens - 1, 0)
+        probability = work.probabilities(block)
+        total = probability.sum(axis=-1, keepdims=True)
+        logprobs = _log(logits[block], probability, place, tokens, temperature)
+        sums = np.cumsum(probability, axis=-1, out=work.other(block))
+        whole = total[:, 0]
+        low, high = np.where(tokens > 0, sums[place, below] / whole, 0.0), sums[place, tokens] / whole
+        probability /= total
+        np.multiply(probability, probability, out=probability)
+        squares = np.cumsum(probability, axis=-1, out=work.other(block))
+        below_squares = np.where(tokens > 0, squares[place, below], 0.0)
+        columns[:, block] = (logprobs, low, high, below_squares, squares[place, tokens], squares[:, -1])
+    return Scores(*columns)
+
+
+class _Work:
+    """Reusable buffer for the probabilities of some rows: fresh memory costs more than sums."""
+
+    def __init__(self, logits: Logits, temperature: float) -> None:
+        self._logits = logits
+        self._temperature = temperature
+        count, width = logits.shape
+        step = min(count, max(1, _BLOCK // width)) or 1
+        self.blocks = [slice(start, min(start + step, count)) for start in range(0, count, step)]
+        self._one, self._two = np.empty((step, width)), np.empty((step, width))
+
+    def other(self, block: slice) -> Floats:
+        return self._two[: block.stop - block.start]
+
+    def probabilities(self, block: slice) -> Floats:
+        """As `protocol.sampling.probabilities` has them, bit for bit."""
+        powers = self._one[: block.stop - block.start]
+        powers[...] = self._logits[block]
+        if self._temperature != 1.0:
+            powers /= self._temperature
+        highest = powers.max(axis=-1, keepdims=True)
+        if not np.isfinite(highest).all():
+            raise EngineError(
+                "the model's logits are not finite",
+                advice="the weights of this head are broken: wait for another",
+            )
+        np.subtract(powers, highest, out=powers)
+        np.exp(powers, out=powers)
+        powers /= powers.sum(axis=-1, keepdims=True)
+        return powers
+
+
+def _search(cumulative: Floats, place: Ids, targets: Floats) -> Ids:
+    """Per target, the smallest id whose cumulative probability in its row exceeds it."""
+    if cumulative.shape[-1] <= _COUNTED:
+        counted: Ids = np.count_nonzero(cumulative[place] <= targets[:, None], axis=-1)
+        return counted
+    found = [np.searchsorted(cumulative[row], x, side="right") for row, x in zip(place, targets, strict=True)]
+    return np.array(found, dtype=np.int64)
+
+
+def _log(logits: Logits, probability: Floats, place: Ids, tokens: Ids, temperature: float) -> Floats:
+    """Return log-probabilities relative to the likeliest token, finite where p is zero."""
+    likeliest = probability.argmax(axis=-1)[place]
+    gap = logits[place, tokens].astype(np.float64) - logits[place, likeliest].astype(np.float64)
+    logprobs: Floats = gap / temperature + np.log(probability[place, likeliest])
+    return logprobs

@@ -1,0 +1,301 @@
+"""Decoder on transformers models, on any torch device.
+
+Takes any model that `AutoModelForCausalLM` builds and whose layers keep keys and values. It is
+built from a folder's config.json alone: nothing is unpickled, and no code of a model's own is run.
+Weights come from `load` only. On one machine, with one number of threads, the same calls give the
+same bits.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from echo_node.engine.base import Change, Ids, TensorBytes
+from echo_node.engine.gqa import GROUPED
+from echo_node.engine.host_resources import check_fits
+from echo_node.engine.kv_cache import KvCache
+from echo_node.engine.onednn_linear import OneDnnLinears
+from echo_node.engine.prefix_sharing import UNSEEN, SharedRow, shared_row
+from echo_node.engine.token_sampling import Logits
+from echo_node.engine.weight_layout import lay_by_columns, put_at
+from echo_node.errors import EngineError, boundary
+
+DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_SHARING: Final = frozenset({"llama", "qwen2", "qwen3"})
+_FILLED_AT_ONCE: Final = 8_192
+"""Most ids per pass, padding included; bounds the memory that a pass takes."""
+
+
+class TorchDecoder:
+    """A model run by torch in this process; `threads` is torch's, for the whole process."""
+
+    granule: int = 1
+
+    def __init__(
+        self, folder: Path, *, device: str = "auto", dtype: str = "f32", threads: int | None = None
+    ) -> None:
+        if dtype not in DTYPES:
+            raise EngineError(f"torch computes in {', '.join(DTYPES)}, not in {dtype!r}")
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.engine_class = f"torch/{dtype}"
+        with boundary(EngineError, f"building the model of {folder}"):
+            where = torch.device(_best_device() if device == "auto" else device)
+            self._model = _build(folder, where, DTYPES[dtype])
+        self._accepted = inspect.signature(self._model.forward).parameters.keys()
+        if not {"attention_mask", "past_key_values"} <= self._accepted:
+            kind = self._model.config.model_type
+            raise EngineError(f"a {kind} model keeps no keys and values that a batch can share")
+        self._weights: dict[str, Tensor] = dict(self._model.named_parameters())
+        self._packing = OneDnnLinears(self._model)
+        self._kinds: dict[str, str] = {}
+        self._columns = KvCache(0, 0)
+        self._cache = self._columns.cache()
+        self._used = 0
+        self._shares = _can_share(self._model.config)
+        self.device = str(where)
+        self.vocabulary = int(self._model.config.vocab_size)
+        self.context: int | None = getattr(self._model.config, "max_position_embeddings", None)
+        self.parameters = sum(weight.numel() for weight in self._weights.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What weights, keys and values take."""
+        weights = sum(weight.nbytes for weight in self._weights.values())
+        return weights + self._packing.nbytes + self._columns.nbytes
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The weights that it wants, by their Hugging Face names, tied ones once."""
+        return {name: tuple(weight.shape) for name, weight in self._weights.items()}
+
+    @torch.inference_mode()
+    def load(self, weights: Mapping[str, TensorBytes]) -> None:
+        """Copy all weights in."""
+        for name, weight in self._weights.items():
+            given = weights[name]
+            self._kinds[name] = given.dtype
+            weight.copy_(
+                _values(np.frombuffer(given.data, _BITS[given.dtype]), given.dtype).view(given.shape)
+            )
+        self._packing.changed()
+        self._used = 0
+
+    @torch.inference_mode()
+    def put(self, changes: Iterable[Change]) -> None:
+        """Copy elements in, live at once."""
+        for change in changes:
+            weight = self._weights[change.tensor]
+            values = _values(change.values, self._kinds[change.tensor])
+            positions = torch.from_numpy(change.positions).to(weight.device)
+            put_at(weight, positions, values.to(weight.device, weight.dtype))
+            self._packing.changed(weight)
+
+    def make_room(self, rows: int, length: int) -> None:
+        """Reserve rows of a given length; the memory is taken when the first is filled."""
+        self._used = 0
+        if self._columns.holds(rows, length):
+            return
+        columns = KvCache(rows, length)
+        check_fits(
+            _bytes_per_id(self._model.config, self._model.dtype) * rows * columns.width,
+            f"keys and values of {rows} rows of {length} ids",
+            advice="generate fewer completions at once",
+        )
+        self._columns, self._cache = columns, columns.cache()
+
+    @torch.inference_mode()
+    def prefill(self, rows: Sequence[int], prompts: Sequence[Ids]) -> Logits:
+        """Fill rows afresh; give what follows each prompt."""
+        if len(rows) >= self._used:  # maybe all that is in use is filled anew
+            kept = set(range(self._used)) - set(rows)
+            self._used = max(kept, default=-1) + 1
+        logits: list[Logits] = [np.empty(0)] * len(rows)
+        for places in _together([prompt.size for prompt in prompts]):
+            found = self._fill([rows[place] for place in places], [prompts[place] for place in places])
+            for place, follows in zip(places, found, strict=True):
+                logits[place] = follows
+        return np.stack(logits)
+
+    def _fill(self, rows: list[int], prompts: list[Ids]) -> Logits:
+        lengths = [prompt.size for prompt in prompts]
+        width = max(lengths)
+        ids = np.zeros((len(rows), width), np.int64)
+        for row, prompt in zip(ids, prompts, strict=True):
+            row[width - prompt.size :] = prompt
+        padded = min(lengths) < width
+        seen = np.arange(width) >= width - np.array(lengths)[:, None]
+        positions = np.maximum(seen.cumsum(axis=1) - 1, 0)
+        self._columns.before_prefill(torch.tensor(rows, device=self._model.device), width, self._used)
+        logits = self._forward(ids, 1, positions if padded else None, seen if padded else None, cache=True)
+        self._columns.after_prefill(rows, lengths)
+        self._used = max(self._used, *(row + 1 for row in rows))
+        last: Logits = logits[:, -1]
+        return last
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Let a row begin as another does."""
+        self._columns.copy(source, target, length)
+        self._used = max(self._used, target + 1)
+
+    @torch.inference_mode()
+    def decode(self, tokens: Ids) -> Logits:
+        """One token more for each of the rows 0 … len(tokens) - 1; give what follows."""
+        columns = self._columns
+        self._used = len(tokens)
+        columns.before_decode(len(tokens))
+        starts = np.array(columns.starts[: len(tokens)])
+        positions = (columns.end - starts)[:, None]
+        padded = int(starts.max()) > columns.first
+        seen = np.arange(columns.first, columns.end + 1) >= starts[:, None] if padded else None
+        with self._packing.on():
+            logits = self._forward(tokens[:, None], 1, positions, seen, cache=True)
+        columns.after_decode()
+        last: Logits = logits[:, -1]
+        return last
+
+    @torch.inference_mode()
+    def score(self, ids: Ids, keep: int) -> Logits:
+        """Return the logits after each of the last `keep` ids, in one pass."""
+        follows: Logits = self._forward(ids[None], keep, None, None, cache=False)[0]
+        return follows
+
+    @torch.inference_mode()
+    def score_many(self, sequences: Sequence[Ids], keep: Sequence[int]) -> Logits:
+        """Score several sequences, in as few passes as they fit in."""
+        if len(sequences) == 1:
+            return self.score(sequences[0], keep[0])
+        if self._shares and (shared := shared_row(sequences, keep)) is not None:
+            return self._score_shared(shared)
+        lengths = [ids.size for ids in sequences]
+        found: list[Logits] = [np.empty(0)] * len(sequences)
+        for places in _together(lengths):
+            width = max(lengths[place] for place in places)
+            ids = np.zeros((len(places), width), np.int64)
+            for row, place in zip(ids, places, strict=True):
+                row[: lengths[place]] = sequences[place]  # what comes after it is seen by none of its places
+            widest = max(width - lengths[place] + keep[place] for place in places)
+            logits = self._forward(ids, widest, None, None, cache=False)
+            for row, place in zip(logits, places, strict=True):
+                end = widest - (width - lengths[place])
+                found[place] = row[end - keep[place] : end]
+        together: Logits = np.concatenate(found)
+        return together
+
+    def _score_shared(self, row: SharedRow) -> Logits:
+        seen = torch.zeros(row.seen.shape, dtype=self._model.dtype, device=self._model.device)
+        seen.masked_fill_(self._there(~row.seen), UNSEEN)
+        logits: Tensor = self._model(
+            input_ids=self._there(row.ids[None]),
+            position_ids=self._there(row.positions[None]),
+            attention_mask=seen[None, None],
+            logits_to_keep=self._there(row.wanted),
+            use_cache=False,
+        ).logits
+        follows: Logits = logits[0].float().cpu().numpy()
+        return follows
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._columns = KvCache(0, 0)
+        self._cache = self._columns.cache()
+        self._weights = {}
+        self._packing.close()
+        self._model = None  # type: ignore[assignment] # whoever closes an engine does not use it again
+
+    def _forward(
+        self, ids: Ids, keep: int, positions: Ids | None, seen: NDArray[np.bool_] | None, *, cache: bool
+    ) -> Logits:
+        """Return the logits of the last `keep` positions, [rows, keep, vocabulary]."""
+        given: dict[str, Any] = {"use_cache": cache}
+        if cache:
+            given["past_key_values"] = self._cache
+        if seen is not None:
+            given["attention_mask"] = self._there(seen)
+        if positions is not None and "position_ids" in self._accepted:
+            given["position_ids"] = self._there(positions)  # some models work them out from the mask
+        if "logits_to_keep" in self._accepted:
+            given["logits_to_keep"] = keep
+        logits: Tensor = self._model(input_ids=self._there(ids), **given).logits
+        array: Logits = logits[:, -keep:].float().cpu().numpy()
+        return array
+
+    def _there(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._model.device)
+
+
+def _build(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """Build the model on its device, with undefined weights until they are loaded."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if getattr(config, "quantization_config", None) is not None:
+        raise EngineError(f"the model of {folder} is quantised", advice="take its full-precision form")
+    # Whatever a config.json asks for, attention is transformers' own or ours, no kernel from a hub.
+    with torch.device("meta"), no_init_weights():
+        shape = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation=None, trust_remote_code=False
+        )
+    elements = sum(weight.numel() for weight in shape.parameters())
+    if device.type == "cpu":
+        check_fits(elements * dtype.itemsize, f"the model of {folder}", advice="take a smaller model")
+    attention = GROUPED if shape._supports_sdpa else "eager"  # noqa: SLF001 - no public name for it
+    with no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+        )
+    model.tie_weights()  # which is otherwise part of giving them their first values
+    model.to(device)  # type: ignore[arg-type] # its decorator hides what it takes
+    model.eval()  # type: ignore[no-untyped-call]
+    model.requires_grad_(requires_grad=False)
+    lay_by_columns(model)
+    return model
+
+
+_BITS: Final = {"bf16": "<u2", "f16": "<u2", "f32": "<u4"}
+
+
+def _values(bits: NDArray[Any], kind: str) -> Tensor:
+    """Bit patterns as numbers. They may lie in memory that nobody may write to, and are copied."""
+    signed = np.array(bits, dtype=f"<i{bits.dtype.itemsize}" if bits.flags.writeable else bits.dtype)
+    return torch.from_numpy(signed.view(f"<i{bits.dtype.itemsize}")).view(DTYPES[kind])
+
+
+def _together(lengths: Sequence[int]) -> Iterable[list[int]]:
+    """Yield prompts for one pass each: of similar length, so that there is little padding."""
+    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
+    while order:
+        count = max(1, _FILLED_AT_ONCE // lengths[order[0]])
+        yield order[:count]
+        order = order[count:]
+
+
+def _bytes_per_id(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of keys and values per position; an upper guess if not configured."""
+    text = config.get_text_config()
+    queries = int(getattr(text, "num_attention_heads", None) or 1)
+    heads = int(getattr(text, "num_key_value_heads", None) or queries)
+    size = int(getattr(text, "head_dim", None) or text.hidden_size // queries)
+    return 2 * int(text.num_hidden_layers or 1) * heads * size * dtype.itemsize
+
+
+def _can_share(config: PreTrainedConfig) -> bool:
+    """Whether attention and positions are what they are told: no window slides over them."""
+    return config.model_type in _SHARING and set(getattr(config, "layer_types", None) or ()) <= {
+        "full_attention"
+    }
+
+
+def _best_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -1,0 +1,1 @@
+"""The key of a node: its file, and its encrypted backup on paper."""

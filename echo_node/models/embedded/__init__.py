@@ -1,0 +1,14 @@
+"""The embedded model: small enough to ship and to train within a minute.
+
+It reverses five digits: `r48213=` is answered `31284$`, where `$` ends an answer. `make` is the
+script that made it. Importing this package imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def folder() -> Path:
+    """Return the embedded model's Hugging Face folder: configuration, tokenizer and weights."""
+    return Path(__file__).resolve().parent / "model"

@@ -1,0 +1,1 @@
+"""Kademlia DHT with provider records and no values."""

@@ -1,0 +1,1 @@
+"""Peer discovery: seeds, the address book, mDNS and peer exchange."""

@@ -1,1 +1,0 @@
-"""Many streams over one connection: Yamux. It knows bytes and streams, and nothing of protocols or peers."""

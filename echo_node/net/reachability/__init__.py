@@ -1,0 +1,1 @@
+"""Reachability behind NAT: AutoNAT, relays and circuits."""

@@ -1,0 +1,208 @@
+"""A libp2p swarm with bounded connections that dials several addresses at once.
+
+py-libp2p's own swarm dials addresses one after the other, opens streams on closed connections and
+keeps inbound connections after they end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+from libp2p.abc import IMuxedConn, INetConn, IRawConnection
+from libp2p.connection_types import ConnectionType
+from libp2p.host.exceptions import StreamFailure
+from libp2p.io.exceptions import IOException
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.stream.exceptions import StreamError as Libp2pStreamError
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from multiaddr import Multiaddr
+
+from echo_node.errors import EchoError, PeerError, boundary
+from echo_node.net.reachability import multiaddrs
+from protocol.identity import PEER_ID_BYTES, peer_id_bytes
+
+PENDING_HANDSHAKES: Final = 64
+"""Inbound connections without a finished handshake; one more ends the oldest of the busiest IP."""
+OUTBOUND_SHARE: Final = 6
+"""One in this many connections is kept free for outbound dials."""
+HAPPY_EYEBALLS_SECONDS: Final = 0.25
+"""Seconds that one address has before the next one is dialled too."""
+ADDRESSES_TO_DIAL: Final = 8
+BROKEN: Final = (Libp2pStreamError, SwarmException, StreamFailure, IOException, trio.TooSlowError, OSError)
+"""Errors that libp2p raises on a stream whose peer, or the path to it, is gone."""
+
+
+class DialError(PeerError):
+    """No peer, or a peer that breaks the protocol, at a dialled address."""
+
+
+def id_of(public: bytes) -> ID:
+    """Return the libp2p peer id of an Ed25519 public key."""
+    return ID(peer_id_bytes(public))
+
+
+def key_of(peer: ID) -> bytes | None:
+    """Return the Ed25519 public key in a peer id; None for other key types."""
+    binary = peer.to_bytes()
+    return binary[-32:] if len(binary) == PEER_ID_BYTES and binary == peer_id_bytes(binary[-32:]) else None
+
+
+class _NoAutoConnector(AutoConnector):
+    """Dial nobody: the library's own dials many unverified addresses."""
+
+    async def run_background_task(self, nursery: trio.Nursery) -> None:  # noqa: ARG002 - the library's signature
+        await trio.lowlevel.checkpoint()
+
+    async def maybe_connect(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def record_disconnect(self, peer_id: ID) -> None:
+        """Do nothing: the library's keeps an unbounded list."""
+
+
+@dataclass(eq=False, slots=True)
+class _PendingHandshake:
+    """An inbound connection during its handshake."""
+
+    ip: str
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+
+class HardSwarm(Swarm):
+    """A swarm that dials every address and forgets ended inbound connections."""
+
+    def _init_connection_management(self) -> None:
+        super()._init_connection_management()
+        self.auto_connector = _NoAutoConnector(swarm=self)
+        most = self.connection_config.max_connections
+        self._inbound_limiter = trio.CapacityLimiter(max(1, most - most // OUTBOUND_SHARE))
+        self._handshakes: list[_PendingHandshake] = []
+
+    def get_connections(self, peer_id: ID | None = None) -> list[INetConn]:
+        """Return the open connections; the library returns closed ones too and uses them."""
+        return [conn for conn in super().get_connections(peer_id) if not conn.is_closed]
+
+    async def dial_peer(self, peer_id: ID) -> list[INetConn]:
+        """Return an open connection, or dial until the first address answers."""
+        if live := self.get_connections(peer_id):
+            return live
+        if peer_id in self._ongoing_dials:
+            await self._ongoing_dials[peer_id].wait()
+            if live := self.get_connections(peer_id):
+                return live
+            raise SwarmException(f"the pending dial of {peer_id} failed")
+        return [await self._dial_once(peer_id, self._addresses(peer_id))]
+
+    async def dial_direct(self, peer_id: ID, hints: Sequence[Multiaddr] = ()) -> INetConn:
+        """Return a connection without a relay. `hints` are tried first and not stored."""
+        if peer_id in self._ongoing_dials and not self.direct(peer_id):
+            await self._ongoing_dials[peer_id].wait()
+        if live := self.direct(peer_id):
+            return live[0]
+        known = [*hints, *self._usable(peer_id)]
+        direct = [each for each in known if not multiaddrs.is_circuit(each)][:ADDRESSES_TO_DIAL]
+        if not direct or peer_id in self._ongoing_dials:
+            raise SwarmException(f"no direct address of {peer_id}")
+        return await self._dial_once(peer_id, direct)
+
+    def direct(self, peer_id: ID) -> list[INetConn]:
+        """Return the connections to the peer that use no relay."""
+        conns = self.get_connections(peer_id)
+        return [conn for conn in conns if conn.get_connection_type() is not ConnectionType.RELAYED]
+
+    async def _dial_once(self, peer_id: ID, to: Sequence[Multiaddr]) -> INetConn:
+        self._ongoing_dials[peer_id] = done = trio.Event()
+        try:
+            return await self._dial_first(peer_id, to)
+        finally:
+            done.set()
+            del self._ongoing_dials[peer_id]
+
+    def _addresses(self, peer_id: ID) -> list[Multiaddr]:
+        usable = self._usable(peer_id)
+        if not usable:
+            raise SwarmException(f"no address of {peer_id} can be dialled")
+        # direct addresses first, but never so many that no circuit is tried
+        direct = [each for each in usable if not multiaddrs.is_circuit(each)]
+        circuits = [each for each in usable if multiaddrs.is_circuit(each)]
+        return [*direct[: ADDRESSES_TO_DIAL - min(2, len(circuits))], *circuits][:ADDRESSES_TO_DIAL]
+
+    def _usable(self, peer_id: ID) -> list[Multiaddr]:
+        known = self.peerstore.addrs(peer_id)
+        whole = [each for each in (multiaddrs.to(each, peer_id) for each in known) if each is not None]
+        unique = {str(each): each for each in whole}
+        return [each for each in unique.values() if self.transport_manager.transport_for_dialing(each)]
+
+    async def _dial_first(self, peer_id: ID, to: Sequence[Multiaddr]) -> INetConn:
+        found: list[INetConn] = []
+        errors: list[str] = []
+
+        async def dial(address: Multiaddr, failed: trio.Event) -> None:
+            try:
+                # dialling the relay takes a slot of the limiter itself: the circuit must not hold
+                # one as well
+                async with nullcontext() if multiaddrs.is_circuit(address) else self._global_dial_limiter:
+                    # the library does not contain what a peer can make Noise raise
+                    with (
+                        boundary(DialError, str(address)),
+                        trio.fail_after(self.connection_config.dial_timeout),
+                    ):
+                        found.append(await self._dial_addr_single_attempt(address, peer_id))
+                nursery.cancel_scope.cancel()
+            except (EchoError, ExceptionGroup) as error:
+                root = error.__cause__ or error
+                errors.append(f"{address}: {root.__cause__ or root!r}")
+                failed.set()
+
+        async with trio.open_nursery() as nursery:
+            for address in to:
+                failed = trio.Event()
+                nursery.start_soon(dial, address, failed)
+                with trio.move_on_after(HAPPY_EYEBALLS_SECONDS):
+                    await failed.wait()
+        if not found:
+            raise SwarmException(f"none of {len(to)} addresses of {peer_id} answered: {'; '.join(errors)}")
+        return found[0]
+
+    async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
+        """Accept a connection and return when it has ended.
+
+        The caller holds an inbound slot until then.
+        """
+        remote = raw_conn.get_remote_address()
+        pending = _PendingHandshake(remote[0] if remote else "")
+        if len(self._handshakes) >= PENDING_HANDSHAKES:
+            busiest = Counter(each.ip for each in self._handshakes).most_common(1)[0][0]
+            next(each for each in self._handshakes if each.ip == busiest).scope.cancel()
+        self._handshakes.append(pending)
+        try:
+            with pending.scope:
+                muxed = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
+        finally:
+            self._handshakes.remove(pending)
+        if pending.scope.cancelled_caught:
+            raise SwarmException("no handshake in time, and other connections wait")
+        await muxed.event_closed.wait()  # type: ignore[attr-defined]
+        raise SwarmException("the connection ended")
+
+    async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
+        """Add a connection; refuse peers whose key is not Ed25519."""
+        if key_of(muxed_conn.peer_id) is None:
+            await muxed_conn.close()
+            raise SwarmException(f"{muxed_conn.peer_id} has a key that is not Ed25519")
+        return await super().add_conn(muxed_conn, direction)
+
+    async def close(self) -> None:
+        """Close all connections concurrently: the library takes 0.1 s for each in turn."""
+        async with trio.open_nursery() as nursery:
+            for connection in self.get_connections():
+                nursery.start_soon(self._close_connection_async, connection)
+        await super().close()

@@ -1,0 +1,1 @@
+"""Yamux: many streams over one connection."""

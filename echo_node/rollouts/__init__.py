@@ -1,0 +1,1 @@
+"""Rollout groups on their way in: gossip validation, admission, references."""

@@ -1,0 +1,1 @@
+"""A run: its spec, sealed manifest, tokenizer, download and evaluation."""

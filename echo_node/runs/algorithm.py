@@ -1,0 +1,263 @@
+"""Settings of a run's algorithm: names, defaults, ranges, and the mapping to a manifest.
+
+The ranges are wide: they keep out slips, such as a lost sign, and leave room to switch something
+off. No torch here, so that every machine can check a run before it is sealed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from echo_node.errors import ConfigError
+from protocol import Manifest
+
+DEFAULT_BATCH = 32
+_FROM_ELSEWHERE = {"temperature", "vocab_size", "spreads", "grpo"}
+"""Fields of `StepSettings` that come from other parts of the manifest."""
+SPREAD = 16.0
+"""Spread of log-probabilities per mean distance that the manifest allows an engine class.
+
+In honest classes their mean gap was five to thirteen times the mean distance, and a normal spread
+is 1.25 times a mean gap. The upper end is taken, so that nobody honest is masked out.
+"""
+CHANGE: Final = "change it under [algorithm] in the run's file, or leave it out for its default"
+_OFF: Final = 1e10
+"""A bound beyond every ratio: it binds nothing."""
+RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    "batch_groups": (1, 4096),
+    "learning_rate": (1e-12, 1),
+    "warm_up": (0, 1_000_000),
+    "betas": (0, 0.9999999),
+    "epsilon": (1e-20, 1),
+    "weight_decay": (0, 10),
+    "gradient_norm": (1e-6, 1e6),
+    "row_tokens": (1, 2**24),
+    "micro_batch_tokens": (1, 2**24),
+    "clip_low": (0, 1),
+    "clip_high": (1, _OFF),
+    "dual_clip": (1, _OFF),
+    "tis_cap": (1, _OFF),
+    "icepop_low": (1e-10, 1),
+    "icepop_high": (1, _OFF),
+    "geometric_floor": (0, _OFF),
+    "geometric_sigmas": (0, _OFF),
+    "veto": (0, 0.9999999),
+    "entropy": (-10, 10),
+    "kl": (0, 1000),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GrpoSettings:
+    """Settings of the GRPO loss, fixed by the manifest. w is π_old/μ.
+
+    importance           "direct": the clip is on π_θ/μ; "decoupled": it is on π_θ/π_old, and each
+                         token is weighted by min(w, tis_cap)
+    clip_low, clip_high  the ratio has no gradient outside of them
+    dual_clip            largest ratio where the advantage is negative: μ is a claim, and one
+                         near zero would else let one completion own the gradient
+    tis_cap              largest weight, if decoupled
+    icepop               whether tokens with w outside of icepop_low to icepop_high are masked out
+    geometric            whether completions of the current version are masked out when |mean log w|
+                         is above max(geometric_floor, geometric_sigmas · σ/√T), with σ the spread
+                         of their engine class and T their length; never those of older versions,
+                         since policy lag is no mismatch of engines. σ follows from the mean
+                         distance that the manifest allows the class (`SPREAD`); for narrow classes
+                         it is so small that the floor decides
+    veto                 a completion with any token's w below this is dropped and counted
+    advantage            "mean": reward − the group's mean; "normalised": that, divided by the
+                         group's standard deviation
+    zero_advantage       groups of equal rewards: "keep" them, for entropy and kl act on them; or
+                         "skip" them
+    entropy              weight of the entropy bonus
+    kl                   weight of the divergence from the run's first policy; 0: not measured
+    normalise            "token": every token weighs the same; "sequence": every completion does
+
+    Masked, dropped and skipped tokens count neither in a term nor in the divisor of the sum.
+    """
+
+    clip_low: float = 0.8
+    clip_high: float = 1.28
+    dual_clip: float = 3.0
+    entropy: float = 0.01
+    advantage: Literal["mean", "normalised"] = "mean"
+    normalise: Literal["token", "sequence"] = "token"
+    veto: float = 1e-4
+    kl: float = 0.0
+    importance: Literal["direct", "decoupled"] = "direct"
+    tis_cap: float = 2.0
+    icepop: bool = False
+    icepop_low: float = 0.5
+    icepop_high: float = 5.0
+    geometric: bool = False
+    geometric_floor: float = 0.01
+    geometric_sigmas: float = 4.0
+    zero_advantage: Literal["keep", "skip"] = "keep"
+
+    def __post_init__(self) -> None:
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} is {' or '.join(map(repr, words))}, not {getattr(self, name)!r}")
+        if not 0.0 <= self.clip_low <= 1.0 <= self.clip_high < math.inf:
+            raise ValueError(f"the clip [{self.clip_low}, {self.clip_high}] must hold the ratio 1")
+        if not self.clip_high <= self.dual_clip:
+            raise ValueError(f"dual_clip {self.dual_clip} must not be below clip_high {self.clip_high}")
+        if not 0.0 < self.icepop_low <= 1.0 <= self.icepop_high:
+            raise ValueError(
+                f"the icepop band [{self.icepop_low}, {self.icepop_high}] must hold the weight 1"
+            )
+        if not self.tis_cap >= 1.0:
+            raise ValueError(f"tis_cap {self.tis_cap} must not be below 1")
+        for name, end in (("veto", 1.0), ("kl", math.inf), *dict.fromkeys(_GEOMETRIC, math.inf).items()):
+            if not 0.0 <= getattr(self, name) < end:  # a veto at 1 would drop everything
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be from 0 to below {end:g}")
+        if not math.isfinite(self.entropy):
+            raise ValueError(f"entropy is {self.entropy}, and must be a number")
+
+
+_GEOMETRIC = ("geometric_floor", "geometric_sigmas")
+_WORDS = {
+    "importance": ("direct", "decoupled"),
+    "advantage": ("mean", "normalised"),
+    "normalise": ("token", "sequence"),
+    "zero_advantage": ("keep", "skip"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """Settings of the optimiser step.
+
+    learning_rate       after a linear warm-up
+    warm_up             steps
+    betas, epsilon      of AdamW
+    weight_decay        of AdamW
+    gradient_norm       longest gradient; a longer one is scaled down to it
+    temperature         of the samplers: log-probabilities are of the distribution at it
+    vocab_size          the softmax is over this many first ids; 0: over all of the model's
+    row_tokens          completions of a group share a row, and the prompt in it, up to this length
+    micro_batch_tokens  rows run together up to this many tokens, padding included
+    gradient_checkpointing  keep only the inputs of each block, and recompute the rest backward
+    mixed_precision     "auto": bf16 products where the device supports them; "off": float32
+    spreads             by engine class, spread of its log-probabilities around the trainer's; see
+                    `GrpoSettings`
+    """
+
+    learning_rate: float = 2e-4
+    warm_up: int = 20
+    betas: tuple[float, float] = (0.9, 0.99)
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    gradient_norm: float = 1.0
+    temperature: float = 1.0
+    vocab_size: int = 0
+    row_tokens: int = 256
+    micro_batch_tokens: int = 1024
+    gradient_checkpointing: bool = False
+    mixed_precision: Literal["auto", "off"] = "auto"
+    spreads: tuple[tuple[str, float], ...] = ()
+    grpo: GrpoSettings = field(default_factory=GrpoSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "gradient_norm", "temperature", "epsilon"):
+            if not (math.isfinite(value := getattr(self, name)) and value > 0.0):
+                raise ValueError(f"{name} is {value}, and must be above 0")
+        if min(self.warm_up, self.weight_decay, self.vocab_size) < 0:
+            raise ValueError("warm_up, weight_decay and vocab_size must not be negative")
+        if min(self.row_tokens, self.micro_batch_tokens) < 1:
+            raise ValueError("row_tokens and micro_batch_tokens must be at least 1")
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas are {self.betas}, and must be from 0 to below 1")
+        if self.mixed_precision not in {"auto", "off"}:
+            raise ValueError(f"mixed_precision is 'auto' or 'off', not {self.mixed_precision!r}")
+
+    def spread_of(self, engine: str) -> float:
+        return dict(self.spreads).get(engine, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """Training settings of a run: batch size and step."""
+
+    batch_groups: int
+    step: StepSettings
+
+
+def training_settings(manifest: Manifest) -> TrainingSettings:
+    """Read the training settings of a manifest."""
+    if (manifest.algorithm.name, manifest.algorithm.version) != ("grpo", "1"):
+        named = f"{manifest.algorithm.name} {manifest.algorithm.version}"
+        raise ConfigError(f"the run's algorithm is {named}; this node has grpo 1", advice="upgrade this node")
+    params = dict(manifest.algorithm.params)
+    batch = params.pop("batch_groups", DEFAULT_BATCH)
+    if type(batch) is not int or not 1 <= batch <= 4096:
+        raise ConfigError(f"batch_groups is {batch!r}, not a whole number from 1 to 4096", advice=CHANGE)
+    grpo = _take(params, GrpoSettings, set())
+    step = _take(params, StepSettings, _FROM_ELSEWHERE)
+    if params:
+        raise ConfigError(f"the algorithm has no setting {', '.join(sorted(params))}", advice=_known())
+    try:
+        return TrainingSettings(
+            batch_groups=batch,
+            step=StepSettings(
+                **step,
+                temperature=manifest.sampling.temperature,
+                vocab_size=manifest.model.vocab_size,
+                spreads=tuple((each.engine, SPREAD * each.d_mean) for each in manifest.engines),
+                grpo=GrpoSettings(**grpo),
+            ),
+        )
+    except ValueError as error:
+        raise ConfigError(f"settings of the algorithm: {error}", advice=CHANGE) from error
+
+
+def _known() -> str:
+    names = {field.name for cls in (GrpoSettings, StepSettings) for field in dataclasses.fields(cls)}
+    return f"it has {', '.join(sorted({'batch_groups', *names} - _FROM_ELSEWHERE))}"
+
+
+def _take(params: dict[str, Any], cls: type, leave: set[str]) -> dict[str, Any]:
+    """Take out the parameters of a class, converted to the types of its defaults."""
+    taken = {}
+    fields: Mapping[str, Any] = {field.name: field for field in dataclasses.fields(cls)}
+    for name in sorted((fields.keys() - leave) & params.keys()):
+        value, default = params.pop(name), fields[name].default
+        taken[name] = value = _like(default, value)
+        if type(value) is not type(default):
+            raise ConfigError(
+                f"{name} is {value!r}, not of the type of its default {default!r}", advice=CHANGE
+            )
+    return taken
+
+
+def _like(default: Any, value: Any) -> Any:
+    """Convert a value to its default's type: ints to floats, arrays to tuples.
+
+    A value that cannot be converted is returned unchanged.
+    """
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if isinstance(default, tuple) and isinstance(value, list | tuple):
+        items = tuple(map(_like, default, value))
+        alike = len(value) == len(default) and all(
+            type(a) is type(b) for a, b in zip(items, default, strict=True)
+        )
+        return items if alike else list(value)
+    return value
+
+
+def check_ranges(numbers: Mapping[str, Any]) -> None:
+    """Refuse numbers out of range or not finite; names and types are not checked here."""
+    for name, value in numbers.items():
+        if name not in RANGES:
+            continue
+        low, high = RANGES[name]
+        for each in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(each, int | float) and not low <= each <= high:
+                raise ConfigError(
+                    f"algorithm.{name} is {value!r}, and must be from {low:g} to {high:.10g}", advice=CHANGE
+                )

@@ -1,0 +1,260 @@
+"""A run that is open: the manifest with its contract, tokenizer and limits.
+
+An operator drafts a manifest from a model's folder and a contract; everyone else opens one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo_node.contract import (
+    Contract,
+    Prompt,
+    Score,
+    check_vectors,
+    contract_vectors,
+    load,
+    prompt_of,
+    score_of,
+)
+from echo_node.contract.jail.worker import Failed
+from echo_node.contract.sandbox import JailedContract, load_jailed, score_or_zero
+from echo_node.engine.base import SamplingLimits
+from echo_node.errors import ConfigError, PeerError, boundary
+from echo_node.net.blobs.blob_registry import InFile
+from echo_node.runs.algorithm import check_ranges
+from echo_node.runs.tokenizer import Tokenizer
+from echo_node.weights.tensors import State, layout_of, read_safetensors, root_of
+from protocol import Identity, Manifest, Opened, Rules, blob_id, encode, open_manifest, sampling, seal
+from protocol.digest import ZERO, derive
+from protocol.manifest import (
+    Algorithm,
+    ContractPin,
+    EngineTolerance,
+    Model,
+    ModelFile,
+    Sampling,
+    Sync,
+    Terms,
+    Verification,
+)
+
+MODEL_FILES: Final = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A manifest with everything that it names opened."""
+
+    sealed_manifest: Opened[Manifest]
+    folder: Path
+    contract: Contract
+    tokenizer: Tokenizer
+
+    @classmethod
+    def open(cls, sealed: bytes, folder: Path, *, jailed: bool = True) -> Run:
+        """Open a manifest, and check the model's small files in a folder against it.
+
+        The contract runs in a sandbox, since completions are untrusted text; `jailed=False` is
+        for its author.
+        """
+        manifest = open_manifest(sealed)
+        message = manifest.message
+        for file in message.model.files:
+            path = folder / file.name
+            if not path.is_file() or blob_id(path.read_bytes()) != file.blob:
+                raise ConfigError(
+                    f"{path} is not the {file.name} that the manifest names",
+                    advice="give the run's own model with --model",
+                )
+        named = message.contract
+        contract = (load_jailed if jailed else load)(named.name, named.version, named.params)
+        check_vectors(contract, message.contract.vectors)
+        return cls(manifest, folder, contract, Tokenizer.from_folder(folder))
+
+    @property
+    def id(self) -> bytes:
+        return self.sealed_manifest.id
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest's message."""
+        return self.sealed_manifest.message
+
+    @property
+    def rules(self) -> Rules:
+        return Rules.of(self.sealed_manifest)
+
+    @property
+    def limits(self) -> SamplingLimits:
+        """Limits that every completion of this run is sampled with."""
+        manifest = self.manifest
+        return SamplingLimits(
+            max_tokens=manifest.sampling.max_tokens,
+            temperature=manifest.sampling.temperature,
+            end_tokens=frozenset(manifest.model.end_tokens),
+            vocab_size=manifest.model.vocab_size,
+        )
+
+    def is_async(self, version: int) -> bool:
+        """Return whether samplers push on their own at this version, or wait for requests."""
+        start = self.manifest.sync.async_from
+        return start is not None and version >= start
+
+    def slot_key(self, head_id: bytes, sampler: bytes, slot: int) -> bytes:
+        return sampling.slot_key(self.id, head_id, sampler, slot)
+
+    def prompt(self, slot_key: bytes) -> tuple[Prompt, NDArray[np.int64]]:
+        """Return a slot's prompt and its token ids."""
+        return self.prompts([slot_key])[0]
+
+    def prompts(self, slot_keys: Sequence[bytes]) -> list[tuple[Prompt, NDArray[np.int64]]]:
+        """Return the prompts of slots; many in one call cost little more than one."""
+        keys = [sampling.prompt_key(key) for key in slot_keys]
+        if isinstance(self.contract, JailedContract):
+            found = self.contract.sandbox.prompts(keys)
+        else:
+            found = [prompt_of(self.contract, key) for key in keys]
+        return [(prompt, self.ids_of(prompt)) for prompt in found]
+
+    def ids_of(self, prompt: Prompt) -> NDArray[np.int64]:
+        """Return the token ids of a prompt."""
+        return self.tokenizer.encode(self.tokenizer.render(prompt.messages) if prompt.chat else prompt.text)
+
+    def score(self, prompt: Prompt, ids: NDArray[np.int64]) -> Score:
+        """Score a completion; the run's end token, if it is the last, is no part of the answer."""
+        return self.scores(prompt, [ids])[0]
+
+    def scores(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score]:
+        """Score completions of a prompt; one that crashes its scorer gets the lowest score."""
+        return [score_or_zero(each, self.contract.low) for each in self.results(prompt, completions)]
+
+    def results(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score | Failed]:
+        """Score completions, with failures as such: they may be this machine's fault."""
+        texts = [(prompt, self.tokenizer.decode(ids, self.limits.end_tokens)) for ids in completions]
+        if isinstance(self.contract, JailedContract):
+            return self.contract.sandbox.scores(texts)
+        return [score_of(self.contract, prompt, text) for prompt, text in texts]
+
+    def files(self) -> dict[bytes, InFile]:
+        """Return the model's small files by their hashes, to serve to newcomers."""
+        return {file.blob: InFile(self.folder / file.name, file.size) for file in self.manifest.model.files}
+
+    def close(self) -> None:
+        """End the contract's processes."""
+        if isinstance(self.contract, JailedContract):
+            self.contract.close()
+
+
+def _tolerance(engine: str, d_mean: float, d_most: float, z_mean: float, z_most: float) -> EngineTolerance:
+    return EngineTolerance(
+        d_mean=d_mean, d_most=d_most, engine=engine, share=1.0, z_mean=z_mean, z_most=z_most
+    )
+
+
+ENGINES: Final = (
+    _tolerance("llama/f16", d_mean=3e-4, d_most=0.019, z_mean=0.003, z_most=0.08),
+    _tolerance("llama/f32", d_mean=1e-5, d_most=1e-3, z_mean=1e-4, z_most=1e-2),
+    _tolerance("torch/f32", d_mean=1e-5, d_most=1e-3, z_mean=1e-4, z_most=1e-2),
+)
+"""Engine classes that may sample by default: too narrow to hide a cheat in.
+
+The bound on a single token is beyond any of a million honest positions of the embedded model, at
+versions up to 300, where the tail is longer than at the beginning.
+"""
+
+
+NOBODY_CHECKS: Final = Verification(policy="self", quorum=1, share=0.0)
+
+
+def read_model(folder: Path) -> State:
+    """Read the weights of a Hugging Face folder with one safetensors file."""
+    path = folder / "model.safetensors"
+    with boundary(ConfigError, f"reading {path}"):
+        data = path.read_bytes()
+    try:
+        return read_safetensors(data)
+    except PeerError as error:  # the reader blames a peer for every file
+        raise ConfigError(f"reading {path}: {error.what}") from error
+
+
+def draft(
+    *,
+    name: str,
+    folder: Path,
+    contract: Contract,
+    params: Mapping[str, Any],
+    algorithm: Mapping[str, Any],
+    sampling_: Sampling,
+    sync: Sync,
+    author: Identity,
+    trainers: Sequence[bytes],
+    verifiers: Sequence[bytes] = (),
+    engines: Sequence[EngineTolerance] = ENGINES,
+    verification: Verification = NOBODY_CHECKS,
+    electors: Sequence[bytes] = (),
+    heartbeat_ms: int = 15_000,
+    lease_ms: int = 60_000,
+    seeds: Sequence[str] = (),
+    nonce: bytes,
+) -> bytes:
+    """Seal a manifest for a model's folder and a contract; electors default to `usual_electors`."""
+    check_ranges(algorithm)
+    manifest = Manifest(
+        algorithm=Algorithm(name="grpo", params=dict(algorithm), version="1"),
+        contract=ContractPin(
+            name=contract.name,
+            params=dict(params),
+            vectors=contract_vectors(contract, [derive("vector", nonce, bytes([n])) for n in range(16)]),
+            version=contract.version,
+            wheel=None,
+        ),
+        engines=tuple(engines),
+        model=_describe(folder),
+        name=name,
+        nonce=nonce,
+        sampling=sampling_,
+        seeds=tuple(seeds),
+        sync=sync,
+        terms=Terms(
+            tuple(sorted(set(electors) or usual_electors(trainers, verifiers))), heartbeat_ms, lease_ms
+        ),
+        trainers=tuple(trainers),
+        verification=verification,
+        verifiers=tuple(verifiers),
+    )
+    with boundary(ConfigError, "writing the manifest", advice="change what is named first in the run's file"):
+        return seal(manifest, author, ZERO)
+
+
+def usual_electors(trainers: Sequence[bytes], verifiers: Sequence[bytes]) -> set[bytes]:
+    """Return all trainers and verifiers; two trainers alone take turns."""
+    return {*trainers, *verifiers}
+
+
+def _describe(folder: Path) -> Model:
+    with boundary(ConfigError, f"reading the model in {folder}"):
+        config = json.loads((folder / "config.json").read_text())
+        ends = config["eos_token_id"]
+        state = read_model(folder)
+        return Model(
+            architecture=config["architectures"][0],
+            context=config["max_position_embeddings"],
+            end_tokens=tuple(sorted({ends} if isinstance(ends, int) else set(ends))),
+            files=tuple(_file(folder / file) for file in MODEL_FILES if (folder / file).is_file()),
+            layout=blob_id(encode(layout_of(state))),
+            root=root_of(state),
+            vocab_size=config["vocab_size"],
+        )
+
+
+def _file(path: Path) -> ModelFile:
+    data = path.read_bytes()
+    return ModelFile(blob=blob_id(data), name=path.name, size=len(data))

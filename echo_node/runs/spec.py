@@ -1,0 +1,244 @@
+"""Run spec: from a short TOML file to a sealed manifest, and from its name to an open run.
+
+    RUN/run.toml        the file as it was used, with every default written out
+    RUN/manifest        the sealed manifest; its hash is the run's id
+
+The run's folder in a node's state will do too: it has the manifest in weights/ and the model
+beside.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from echo_node.config import load_config, write_resolved
+from echo_node.contract import load
+from echo_node.contract.registry import as_a_guest
+from echo_node.errors import ConfigError, StoreError, boundary, looking_at
+from echo_node.models import embedded
+from echo_node.models.model_source import find_model
+from echo_node.net.discovery.seeds import parse_seeds
+from echo_node.runs.download import is_downloaded
+from echo_node.runs.run import ENGINES, Run, draft
+from echo_node.runs.validation import check_learnable
+from protocol import (
+    Identity,
+    Manifest,
+    Opened,
+    ProtocolError,
+    limits,
+    open_manifest,
+    public_key_of,
+)
+from protocol.manifest import EngineTolerance, Sampling, Sync, Verification
+
+MANIFEST: Final = "manifest"
+RUN_FILE: Final = "run.toml"
+EMBEDDED: Final = "embedded"
+_STRICT: Final = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+"""Strict types: `true` is no number, nor is a number in quotes."""
+
+
+class SamplingTable(BaseModel):
+    """Size of a slot: completions, tokens, temperature."""
+
+    model_config = _STRICT
+
+    group_size: int = Field(default=8, ge=2, le=limits.COMPLETIONS)
+    max_prompt: int = Field(default=7, ge=1, le=limits.TOKENS)
+    max_tokens: int = Field(default=6, ge=1, le=limits.TOKENS)
+    temperature: float = Field(default=1.0, ge=0.01, le=100.0)
+
+
+class SyncTable(BaseModel):
+    """Synchronisation of samplers and trainer."""
+
+    model_config = _STRICT
+
+    mode: Literal["async", "sequential"] = "async"
+    async_from: int = Field(default=0, ge=0)
+    """First asynchronous version; before it the run is sequential."""
+    staleness: int = Field(default=4, ge=0, le=limits.STALENESS)
+    head_every: int = Field(default=1, ge=1, le=1024)
+    """Steps per version."""
+    in_flight: bool = False
+
+
+class VerificationTable(BaseModel):
+    """Verdicts that a group needs before it is used."""
+
+    model_config = _STRICT
+
+    policy: Literal["self", "quorum", "sampled"] = "self"
+    """self: the trainer checks a share itself. quorum: so many verifiers must find a group
+    honest.
+
+    sampled: verifiers check some, and unchecked groups are at most a share of a batch.
+    """
+    quorum: int = Field(default=1, ge=1, le=limits.KEYS)
+    share: float = Field(default=0.0, ge=0.0, le=1.0)
+
+
+class TermsTable(BaseModel):
+    """Replacement of a silent leader. With three or more electors it needs no operator."""
+
+    model_config = _STRICT
+
+    heartbeat_ms: int = Field(default=15_000, ge=100)
+    lease_ms: int = Field(default=60_000, ge=200)
+    electors: list[str] = Field(default_factory=list, max_length=limits.KEYS)
+    """Peer ids that vote on the next leader, by majority; all trainers and verifiers if empty.
+
+    Two trainers that are the only electors take turns: the one that does not lead can be promoted
+    by hand.
+    """
+
+
+class RunSpec(BaseModel):
+    """The operator's settings of a run. Keys are peer ids, as `echo-node keys show` prints them."""
+
+    model_config = _STRICT
+
+    name: str = Field(pattern=r"\S", max_length=limits.NAME_BYTES)
+    model: str = EMBEDDED
+    """`embedded`, or what `echo-node engines --model` takes."""
+    contract: str = "digits-reverse@1"
+    trainers: list[str] = Field(min_length=1, max_length=limits.KEYS)
+    """The first one leads."""
+    verifiers: list[str] = Field(default_factory=list, max_length=limits.KEYS)
+    seeds: list[str] = Field(default_factory=list, max_length=limits.ADDRESSES)
+    engines: list[str] = Field(default_factory=list)
+    """Engine classes that may sample; all with a known tolerance if empty."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Parameters of the contract."""
+    sampling: SamplingTable = SamplingTable()
+    sync: SyncTable = SyncTable()
+    verification: VerificationTable = VerificationTable()
+    terms: TermsTable = TermsTable()
+    algorithm: dict[str, Any] = Field(default_factory=dict)
+
+
+def read_run_file(file: Path, changes: Sequence[str] = ()) -> RunSpec:
+    return load_config(RunSpec, file, changes)
+
+
+def new_run(spec: RunSpec, author: Identity, *, nonce: bytes | None = None) -> bytes:
+    """Seal the manifest of a run, after checking that it can learn."""
+    name, _, version = spec.contract.partition("@")
+    if not name or not version:
+        raise ConfigError(
+            f"contract: {spec.contract!r} is no name with a version",
+            advice="write both, such as digits-reverse@1: echo-node contract list",
+        )
+    contract = load(name, version, spec.params)
+    sync = Sync(
+        async_from=spec.sync.async_from if spec.sync.mode == "async" else None,
+        head_every=spec.sync.head_every,
+        in_flight=spec.sync.in_flight,
+        staleness=spec.sync.staleness if spec.sync.mode == "async" else 0,
+    )
+    folder = model_folder(spec.model)
+    with as_a_guest(name):
+        sealed = draft(
+            name=spec.name,
+            folder=folder,
+            contract=contract,
+            params=spec.params,
+            algorithm=spec.algorithm,
+            sampling_=Sampling(**spec.sampling.model_dump()),
+            sync=sync,
+            author=author,
+            trainers=[_key(each, "trainers") for each in spec.trainers],
+            verifiers=[_key(each, "verifiers") for each in spec.verifiers],
+            engines=_engines(spec.engines),
+            verification=Verification(**spec.verification.model_dump()),
+            electors=[_key(each, "terms.electors") for each in spec.terms.electors],
+            heartbeat_ms=spec.terms.heartbeat_ms,
+            lease_ms=spec.terms.lease_ms,
+            seeds=[seed.text for seed in parse_seeds(spec.seeds)],
+            nonce=nonce or secrets.token_bytes(32),
+        )
+        check_learnable(Run.open(sealed, folder, jailed=False))
+    return sealed
+
+
+def write_run(folder: Path, spec: RunSpec, sealed: bytes) -> None:
+    """Write the folder of a run; an existing one is not overwritten."""
+    with boundary(ConfigError, f"writing {folder}", advice="--out takes a folder that can be written to"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / MANIFEST).exists():
+            raise ConfigError(f"{folder} holds a run already", advice="give another folder with --out")
+    with boundary(
+        StoreError, f"writing {folder}", advice="make room on that disk, or give another folder with --out"
+    ):
+        model = Path(spec.model).expanduser()
+        absolute = str(model.resolve()) if model.exists() else spec.model
+        write_resolved(spec.model_copy(update={"model": absolute}), folder / RUN_FILE)
+        new_file = folder / f"{MANIFEST}.new"
+        try:
+            new_file.write_bytes(sealed)
+            new_file.replace(folder / MANIFEST)  # last: a folder with a manifest is complete
+        finally:
+            new_file.unlink(missing_ok=True)
+
+
+def read_manifest(named: Path) -> Opened[Manifest]:
+    """Read the manifest of a run's folder, or from a file."""
+    advice = "give a run's folder or its manifest's file"
+    with looking_at(named, advice=advice):
+        places = (named / MANIFEST, named / "weights" / MANIFEST) if named.is_dir() else (named,)
+        file = next((each for each in places if each.is_file()), None)
+    if file is None:
+        raise ConfigError(f"there is no run in {named}", advice=advice)
+    with boundary(ConfigError, f"reading {file}"):
+        if file.stat().st_size > limits.MANIFEST_BYTES + limits.ENVELOPE_BYTES:
+            raise ConfigError(f"{file} is too large for a manifest", advice="it is made by echo-node run new")
+        data = file.read_bytes()
+    try:
+        return open_manifest(data)
+    except ProtocolError as error:
+        raise ConfigError(
+            f"{file} is no manifest: {error}", advice="it is made by echo-node run new"
+        ) from error
+
+
+def open_run(named: Path, model: str | None = None) -> Run:
+    """Open a run by its folder or manifest file.
+
+    The model is the one given, that of the run's file, the downloaded one, or the embedded one.
+    """
+    manifest = read_manifest(named)
+    if model is None and (named / RUN_FILE).is_file():
+        model = read_run_file(named / RUN_FILE).model
+    elif model is None and is_downloaded(named / "model", manifest.message):
+        return Run.open(manifest.sealed, named / "model")
+    return Run.open(manifest.sealed, model_folder(model or EMBEDDED))
+
+
+def model_folder(model: str) -> Path:
+    return embedded.folder() if model == EMBEDDED else find_model(model)
+
+
+def _engines(wanted: Sequence[str]) -> tuple[EngineTolerance, ...]:
+    known = {each.engine: each for each in ENGINES}
+    for each in wanted:
+        if each not in known:
+            raise ConfigError(
+                f"no tolerance is known for engines of the class {each}",
+                advice=f"take some of {', '.join(known)}",
+            )
+    return tuple(known[each] for each in sorted(set(wanted) or known))
+
+
+def _key(text: str, where: str) -> bytes:
+    try:
+        return public_key_of(text)
+    except ProtocolError as error:
+        raise ConfigError(
+            f"{where}: {text!r}: {error}", advice="echo-node keys show prints a node's own"
+        ) from error

@@ -1,0 +1,1 @@
+"""Process concerns: limits, pausing, signals, exit codes, threads, logging."""

@@ -1,0 +1,45 @@
+"""Limits on memory, disk, bandwidth and device, and the amounts that users write."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from echo_node.errors import ConfigError
+
+_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS_OF_2: Final = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_AMOUNT: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
+_LARGEST: Final = 10**15
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLimits:
+    """Limits in bytes and bytes per second; None is unlimited."""
+
+    memory: int | None = None
+    """Most memory of the engine process; beyond it that process is ended and restarted."""
+    disk: int | None = None
+    """Most size of the state folder, checked before anything of a run is fetched."""
+    up: float | None = None
+    down: float | None = None
+    device: str = "auto"
+
+
+def amount(text: str | None, flag: str) -> int | None:
+    """Parse bytes from `2GB`, `500 MB`, `1.5Gi` or a plain number."""
+    if text is None:
+        return None
+    found = _AMOUNT.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"{flag} takes an amount, not {text!r}", advice="such as 500MB, 2GB or 1.5Gi")
+    number, unit = found.groups()
+    size = int(float(number) * (_UNITS | _UNITS_OF_2)[(unit or "").lower()])
+    if not 0 < size <= _LARGEST:
+        raise ConfigError(f"{flag}: {text} is out of range", advice="such as 500MB, 2GB or 1.5Gi")
+    return size
+
+
+EVERYTHING: Final = ResourceLimits()
+"""No limits but the machine's own."""

@@ -1,0 +1,203 @@
+"""Delivery of groups to the leader: on disk first, then resent until a receipt names them.
+
+An acknowledged group is kept until it is stale, since a new leader may not have it; a stale group
+is not sent again. After a restart everything still fresh is resent, and slot numbers continue. A
+group too large for a message is kept as a blob, and a reference is sent in its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+import trio
+
+from echo_node.errors import PeerError
+from echo_node.net.base import Network
+from echo_node.net.outbox.backoff import Patience
+from echo_node.net.outbox.outbox import LONGEST, Item, Outbox, OutboxFullError
+from echo_node.net.outbox.redelivery import Redelivery
+from echo_node.rollouts.group_refs import is_reference, refer_to
+from echo_node.storage import files
+from echo_node.storage.blob_dir import BlobDir
+from echo_node.weights.chain_follower import ChainFollower
+from protocol import (
+    Envelope,
+    GroupReference,
+    Identity,
+    Opened,
+    Receipt,
+    TrajectoryGroup,
+    WeightsHead,
+    fill_batches,
+    open_sealed,
+    topics,
+)
+
+log = logging.getLogger(__name__)
+FOR_NOW: Final = frozenset({"full"})
+"""Temporary refusals: such groups are resent as long as they are fresh."""
+FULL_SECONDS: Final = 60.0
+"""Seconds between two warnings about a full outbox."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Posted:
+    """A group in the outbox: its head, its slot, and its blob if it is sent by reference."""
+
+    head: bytes
+    slot: int
+    blob: bytes | None
+
+
+class GroupDelivery:
+    """Outgoing groups of one sampler.
+
+    `staleness` is the run's bound, in steps; `on_receipt` receives every receipt that counts.
+    """
+
+    def __init__(
+        self,
+        run: bytes,
+        network: Network,
+        identity: Identity,
+        outbox: Outbox,
+        chain: ChainFollower,
+        blobs: BlobDir,
+        *,
+        staleness: int,
+        longest: int = LONGEST,
+        patience: Patience | None = None,
+        luck: random.Random | None = None,
+        on_receipt: Callable[[Receipt], Awaitable[None]] | None = None,
+    ) -> None:
+        self._run = run
+        self._identity = identity
+        self._blobs = blobs
+        self._longest = longest
+        self._outbox = outbox
+        self._chain = chain
+        self._staleness = staleness
+        self._on_receipt = on_receipt
+        self._posted: dict[bytes, _Posted] = {}
+        self._redelivery = Redelivery(
+            network,
+            outbox,
+            recipients=lambda: [chain.leader],
+            pack=lambda _topic, data: fill_batches(data),
+            on_response=self._on_answer,
+            patience=patience,
+            luck=luck,
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Groups that no receipt has named yet."""
+        return self._outbox.pending
+
+    async def start(self) -> None:
+        """Load the outbox; everything is resent, since the leader may have changed."""
+        await self._outbox.revive()
+        waiting, _ = self._outbox.since(0)
+        for item in await self._outbox.read(waiting):
+            self._note(item.id, Envelope.parse(item.data))
+
+    async def run(self) -> None:
+        """Send groups and drop stale ones, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._redelivery.run)
+            nursery.start_soon(self._follow_chain)
+
+    def next_slot(self, head: bytes) -> int:
+        """Return the first slot under a head that was not posted yet."""
+        return max((each.slot + 1 for each in self._posted.values() if each.head == head), default=0)
+
+    async def put(self, sealed: Sequence[bytes]) -> list[bytes]:
+        """Queue groups for delivery, on disk, and return their ids."""
+        groups = {envelope.id: envelope for envelope in map(Envelope.parse, sealed)}
+        topic = topics.topic(self._run, topics.GROUPS)
+        sent = {group: await self._as_sent(envelope) for group, envelope in groups.items()}
+        items = [Item(group, topic, envelope.sealed) for group, envelope in sent.items()]
+        while True:
+            try:
+                await self._outbox.put(items)
+            except OutboxFullError as error:
+                log.warning("generation waits for room in the outbox: %s", error)
+                with trio.move_on_after(FULL_SECONDS):
+                    await self._outbox.wait_for_room(len(items), sum(len(item.data) for item in items))
+            else:
+                break
+        for item in items:
+            self._note(item.id, sent[item.id])
+        return list(groups)
+
+    async def settle(self, receipt: Opened[Receipt]) -> None:
+        """Apply a receipt of the current leader to the groups that it names."""
+        tip = self._chain.tip
+        if receipt.signer != self._chain.leader or (tip and receipt.message.term < tip.message.term):
+            return
+        await self._outbox.acknowledge(receipt.message.accepted_ids())
+        refused = {group: why for group, why in receipt.message.refused_ids() if why not in FOR_NOW}
+        await self._drop(await self._outbox.refuse(refused))
+        if self._on_receipt is not None:
+            await self._on_receipt(receipt.message)
+
+    async def _as_sent(self, group: Envelope) -> Envelope:
+        """Return the group, or if it is too long a reference to it, once its blob is stored."""
+        if len(group.sealed) <= self._longest:
+            return group
+
+        def keep() -> None:
+            self._blobs.put(group.sealed)
+            self._blobs.sync()
+
+        await trio.to_thread.run_sync(keep)
+        return Envelope.parse(refer_to(group, self._identity, self._run))
+
+    def _note(self, group: bytes, sent: Envelope) -> None:
+        if is_reference(sent):
+            reference = sent.claim(GroupReference, self._run)
+            self._posted[group] = _Posted(reference.head, reference.slot, reference.blob)
+        else:
+            message = sent.claim(TrajectoryGroup, self._run)
+            self._posted[group] = _Posted(message.heads[0], message.slot, None)
+
+    async def _drop(self, groups: Iterable[bytes]) -> None:
+        """Forget groups that are never sent again, and delete their blobs."""
+        gone = [self._posted.pop(group) for group in groups if group in self._posted]
+        paths = [self._blobs.path(each.blob) for each in gone if each.blob is not None]
+
+        def remove() -> None:
+            for path in paths:
+                files.remove(path)
+
+        if paths:
+            await trio.to_thread.run_sync(remove)
+
+    async def _on_answer(self, _peer: bytes, answer: bytes) -> None:
+        """Apply the receipt that answers a direct delivery."""
+        receipt = open_sealed(answer, Receipt, self._run)
+        if receipt.signer != self._chain.leader:
+            raise PeerError("the receipt is not signed by the leader")
+        await self.settle(receipt)
+
+    async def _follow_chain(self) -> None:
+        """Resend to the new leader of each term, and drop groups that a new head makes stale."""
+        head: Opened[WeightsHead] | None = None
+        while True:
+            before, head = head, await self._chain.wait_for_newer(head.id if head else None)
+            if before is not None and head.message.term != before.message.term:
+                self._redelivery.reroute()
+                await self._outbox.revive()
+            old = {group for group, each in self._posted.items() if self._is_stale(each, head.message.step)}
+            await self._outbox.refuse(dict.fromkeys(old, "stale"))
+            await self._outbox.forget(old)
+            await self._drop(old)
+
+    def _is_stale(self, posted: _Posted, step: int) -> bool:
+        """Return whether a group is too old; an unknown head is old, or lost to a new term."""
+        drawn_under = self._chain.find(posted.head)
+        return drawn_under is None or step - drawn_under.message.step > self._staleness

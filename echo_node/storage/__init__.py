@@ -1,0 +1,1 @@
+"""Files, folders and databases that a node keeps."""

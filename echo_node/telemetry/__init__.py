@@ -1,0 +1,1 @@
+"""Metrics of each step, their database and exporters, events and snapshots."""

@@ -1,0 +1,97 @@
+"""Score a batch: rewards by the contract, and the trainer's own check of a share.
+
+Every reward is computed here, whatever the sampler claimed. A group that is condemned, or that the
+contract cannot score, is left out with its reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import trio
+
+from echo_node.errors import ContractError
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.run import Run
+from echo_node.trainer.journal import TrainingJournal
+from echo_node.trainer.receipts import Receipts
+from echo_node.trainer.verdict_listener import VerdictEnforcer
+from echo_node.trainer.verdict_policy import VerdictPolicy
+
+log = logging.getLogger(__name__)
+
+
+class BatchScorer:
+    """Score the batches of one trainer before it learns from them."""
+
+    def __init__(
+        self,
+        run: Run,
+        policy: VerdictPolicy,
+        enforcer: VerdictEnforcer,
+        receipts: Receipts,
+        journal: TrainingJournal,
+        left_out: Counter[str],
+    ) -> None:
+        self._run = run
+        self._policy = policy
+        self._enforcer = enforcer
+        self._receipts = receipts
+        self._journal = journal
+        self._left_out = left_out
+        """Number of groups left out, by reason."""
+
+    async def score(
+        self, groups: tuple[RolloutRecord, ...]
+    ) -> tuple[tuple[RolloutRecord, ...], dict[bytes, str]]:
+        """Return the scored groups to learn from, and the reasons of those left out."""
+        checked = await self._check_share(groups)
+        scored = await trio.to_thread.run_sync(self._score, checked)
+        await self._enforcer.flush()
+        return scored
+
+    def leave_out(self, condemned: Iterable[bytes]) -> dict[bytes, str]:
+        """Withdraw groups condemned while they were scored, and return the reasons."""
+        reasons = dict.fromkeys(condemned, "condemned")
+        for group, reason in reasons.items():
+            self._receipts.withdraw(group, reason)
+            self._left_out[reason] += 1
+        return reasons
+
+    async def _check_share(self, groups: tuple[RolloutRecord, ...]) -> tuple[RolloutRecord, ...]:
+        """Check a share of the groups with the trainer's model, if the run asks for it."""
+        selected = [group for group in groups if self._policy.wants_to_check(group)]
+        if not selected:
+            return groups
+        findings = [await trio.to_thread.run_sync(self._policy.check, group) for group in selected]
+        await self._journal.find(findings)
+        for found in findings:
+            self._enforcer.apply(self._policy.take(found))
+        bad = {
+            group.id: "condemned" if self._policy.is_condemned(group.id) else "muted"
+            for group in groups
+            if self._policy.is_condemned(group.id) or self._policy.is_muted(group.sampler)
+        }
+        for group, reason in bad.items():
+            self._receipts.withdraw(group, reason)
+            self._left_out[reason] += 1
+        await self._journal.drop(bad)
+        return tuple(group for group in groups if group.id not in bad)
+
+    def _score(self, groups: Sequence[RolloutRecord]) -> tuple[tuple[RolloutRecord, ...], dict[bytes, str]]:
+        """Compute the rewards. Blocks while the contract runs: call it in a thread."""
+        scored, left_out = [], {}
+        for group in groups:
+            completions = group.message.completions()
+            try:
+                scores = self._run.scores(group.prompt, [each.ids for each in completions])
+            except ContractError as error:  # completions are untrusted text: none may stop the trainer
+                log.warning("a group is left out of its batch: %s", error)
+                left_out[group.id] = "contract-failed"
+                self._left_out["contract-failed"] += 1
+                continue
+            scored.append(replace(group, rewards=tuple(score.value for score in scores)))
+        return tuple(scored), left_out

@@ -1,0 +1,278 @@
+"""The manifest's verdict policy: which groups may be used, and who is muted.
+
+`self`: the trainer checks a share itself, if it was given a check. `quorum`: a group needs so many
+honest verdicts. `sampled`: unverified groups are at most a share of a batch. A dishonest verdict
+condemns a group; those of two verifiers (or of the only one, or the trainer's own check) mute its
+sampler.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from echo_node.net.base import Mute
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.run import Run
+from echo_node.runtime.change_signal import ChangeSignal
+from echo_node.runtime.reputation import NEWCOMER, Trust
+from echo_node.trainer.batch_selection import Entrance, Entry
+from echo_node.trainer.journal import Finding
+from protocol import Identity, Opened, ProtocolError, Verdict, peer_id
+from protocol.verdict import check_draw, drawn, sign_draw
+
+log = logging.getLogger(__name__)
+GROUPS_REMEMBERED: Final = 65_536
+"""Most groups whose verdicts and samplers are kept; older ones are too stale."""
+NEWCOMERS_SHARE: Final = 10
+"""One group of a batch in so many may be a newcomer's, while others suffice."""
+LONGEST_UNVOUCHED: Final = 60.0
+"""Seconds that a group waits for a verdict while there is no room for others."""
+CONDEMNING: Final = 2
+"""Number of verifiers whose dishonest verdicts together mute a sampler."""
+
+_GRAVITY: Final = ("undecided", "honest", "dishonest")
+
+Check = Callable[[RolloutRecord], str | None]
+"""Check of a group with a model: what is wrong, or None.
+
+It is slow: run it in a thread.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Consequences:
+    """Effects of a finding: groups that may not be used, and samplers that are muted."""
+
+    condemned: frozenset[bytes] = frozenset()
+    muted: frozenset[bytes] = frozenset()
+
+
+@dataclass(slots=True)
+class _Known:
+    """State of one group."""
+
+    sampler: bytes = b""
+    findings: dict[bytes, Finding] = field(default_factory=dict)
+    """Findings by verifier."""
+    used: bool = False
+    order: int = 0
+    """Order of arrival."""
+    since: float = 0.0
+
+    def by(self, result: str) -> set[bytes]:
+        return {key for key, found in self.findings.items() if found.result == result}
+
+
+class VerdictPolicy(Entry):
+    """The verification policy of a run's manifest. `check` is the trainer's own check."""
+
+    def __init__(
+        self,
+        run: Run,
+        identity: Identity,
+        *,
+        check: Check | None = None,
+        trust: Trust | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        verification = run.manifest.verification
+        self._run = run.id
+        self._identity = identity
+        self._verifiers = frozenset(run.manifest.verifiers)
+        self._policy, self._quorum, self._share = verification.policy, verification.quorum, verification.share
+        self._check = check
+        self._clock = clock
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._arrivals = 0
+        self._reached: dict[bytes, dict[bytes, int]] = {}
+        """Arrival order of the newest group checked, by sampler and verifier."""
+        self._accusers: dict[bytes, set[bytes]] = {}
+        """Verifiers that found a sampler dishonest, since it was last muted."""
+        self.trust = trust or Trust()
+        self.changed = ChangeSignal()
+        """Notified when verdicts have come that may let other groups into a batch."""
+        self.used_condemned = 0
+        """Number of groups that were condemned after they had been trained on."""
+        self.counts: Counter[str] = Counter()
+        """Findings that were accepted, by result; and refused ones, by reason."""
+
+    # What may go into a batch
+
+    @property
+    def is_hard(self) -> bool:
+        return self._policy == "sampled"
+
+    def entrance(self, group: RolloutRecord) -> Entrance:
+        known = self._known.get(group.id) or _Known()
+        honest = len(known.by("honest") - {self._identity.public})
+        if self._policy == "quorum":
+            return Entrance.OPEN if honest >= self._quorum else Entrance.CLOSED
+        if honest or not self._verifies or self._is_proven(group.sampler):
+            return Entrance.OPEN
+        return Entrance.BOUNDED
+
+    def bound(self, batch: int) -> int:
+        if self._policy == "sampled":
+            return int(self._share * batch)
+        return max(1, batch // NEWCOMERS_SHARE)
+
+    def gives_way(self, group: RolloutRecord) -> bool:
+        if self.entrance(group) is Entrance.OPEN:
+            return False
+        known = self._known.get(group.id)
+        return known is None or self._is_passed_over(known) or self._clock() - known.since > LONGEST_UNVOUCHED
+
+    def awaits(self, group: RolloutRecord) -> bool:
+        """Return whether a verdict may still let in a group that may not go in yet."""
+        known = self._known.get(group.id)
+        return known is not None and not self._is_passed_over(known)
+
+    def _is_passed_over(self, known: _Known) -> bool:
+        """Return whether verifiers have skipped a group.
+
+        They check one sampler's groups in their order, and do not come back to earlier ones.
+        """
+        enough = self._quorum if self._policy == "quorum" else 1
+        return sum(known.order <= at for at in self._reached.get(known.sampler, {}).values()) >= enough
+
+    def is_muted(self, sampler: bytes) -> bool:
+        return self.trust.is_muted(sampler, self._clock())
+
+    def mutes(self) -> Mapping[bytes, Mute]:
+        """Return the samplers that verifiers' findings have muted."""
+        return self.trust.mutes(self._clock())
+
+    def is_condemned(self, group: bytes) -> bool:
+        known = self._known.get(group)
+        return known is not None and bool(known.by("dishonest"))
+
+    @property
+    def _verifies(self) -> bool:
+        """Return whether anybody checks groups; else newcomers could never earn trust."""
+        return self._policy == "sampled" or (self._check is not None and self._share > 0)
+
+    def _is_proven(self, sampler: bytes) -> bool:
+        return self.trust.level(sampler, self._clock()) >= 0.5
+
+    # Arrivals and findings
+
+    def saw(self, group: bytes, sampler: bytes) -> Consequences:
+        """Record a group that arrived; a verdict may have come before it."""
+        known = self._remember(group)
+        if known.sampler:
+            return Consequences()
+        known.sampler = sampler
+        self._arrivals += 1
+        known.order, known.since = self._arrivals, self._clock()
+        consequences = Consequences()
+        for found in list(known.findings.values()):
+            consequences = _merged(consequences, self._apply(group, known, found))
+        return consequences
+
+    def used(self, groups: Iterable[bytes]) -> None:
+        """Record that groups were trained on."""
+        for group in groups:
+            self._remember(group).used = True
+
+    def recall_used_condemned(self, count: int) -> None:
+        """Restore the count after a restart."""
+        self.used_condemned = count
+
+    def read(self, verdict: Opened[Verdict]) -> Finding | None:
+        """Return the finding of a verdict, if a verifier's draw selected the group."""
+        message = verdict.message
+        if verdict.signer not in self._verifiers:
+            self.counts["not-a-verifier"] += 1
+            return None
+        try:
+            check_draw(verdict.signer, self._run, message.group, message.draw)
+        except ProtocolError:
+            self.counts["wrong-draw"] += 1
+            return None
+        known = self._known.get(message.group)
+        sampler = known.sampler if known else b""
+        return Finding(message.group, sampler, verdict.signer, message.result, message.reason, self._clock())
+
+    def take(self, found: Finding) -> Consequences:
+        """Apply a finding, once.
+
+        Of several by one verifier on one group, the gravest counts.
+        """
+        known = self._remember(found.group)
+        before = known.findings.get(found.verifier)
+        if before is not None and _GRAVITY.index(before.result) >= _GRAVITY.index(found.result):
+            return Consequences()
+        known.findings[found.verifier] = found
+        known.sampler = known.sampler or found.sampler
+        self.counts[found.result] += 1
+        return self._apply(found.group, known, found) if known.sampler else Consequences()
+
+    # The trainer's own check
+
+    def wants_to_check(self, group: RolloutRecord) -> bool:
+        """Return whether the trainer checks this group itself, by its own draw.
+
+        All of a newcomer's groups are checked, and at least the run's share of others.
+        """
+        if self._check is None or self._policy != "self" or self._share <= 0:
+            return False
+        rate = max(self._share, self.trust.rate(group.sampler, self._clock()))
+        return drawn(sign_draw(self._identity, self._run, group.id), rate)
+
+    def check(self, group: RolloutRecord) -> Finding:
+        """Check a group. Blocks: call it in a thread, and pass the finding to `take`."""
+        wrong = self._check(group) if self._check is not None else None
+        result = "honest" if wrong is None else "dishonest"
+        return Finding(
+            group.id,
+            group.sampler,
+            self._identity.public,
+            result,
+            wrong or "honest",
+            self._clock(),
+        )
+
+    # Internals
+
+    def _apply(self, group: bytes, known: _Known, found: Finding) -> Consequences:
+        reached = self._reached.setdefault(known.sampler, {})
+        reached[found.verifier] = max(reached.get(found.verifier, 0), known.order)
+        if found.result == "honest":
+            self.trust.honest(known.sampler, found.at)
+            return Consequences()
+        if found.result != "dishonest":
+            return Consequences()
+        if known.used and len(known.by("dishonest")) == 1:
+            self.used_condemned += 1
+        return Consequences(frozenset((group,)), self._accuse(known.sampler, found))
+
+    def _accuse(self, sampler: bytes, found: Finding) -> frozenset[bytes]:
+        accusers = self._accusers.setdefault(sampler, set())
+        accusers.add(found.verifier)
+        enough = min(CONDEMNING, len(self._verifiers))
+        if found.verifier != self._identity.public and len(accusers) < enough:
+            return frozenset()
+        del self._accusers[sampler]
+        if self.trust.is_muted(sampler, found.at):
+            return frozenset()
+        self.trust.condemned(sampler, found.reason, found.at)
+        log.warning("sampler %s is muted: %s", peer_id(sampler), found.reason)
+        return frozenset((sampler,))
+
+    def _remember(self, group: bytes) -> _Known:
+        known = self._known.setdefault(group, _Known())
+        if len(self._known) > GROUPS_REMEMBERED:
+            self._known.popitem(last=False)
+        return known
+
+
+def _merged(one: Consequences, other: Consequences) -> Consequences:
+    return Consequences(one.condemned | other.condemned, one.muted | other.muted)
+
+
+__all__ = ["NEWCOMER", "Check", "Consequences", "VerdictPolicy"]

@@ -1,0 +1,195 @@
+"""Seed-replay check of a group: prefill its completions, then recompute its rewards.
+
+Checks go from cheap to expensive and stop at the first breach: long completions are cut into
+pieces, and several short pieces share a forward pass. What needs no model (limits, roster, prompt,
+finish) was checked before, by `rollouts.admission`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from echo_node.contract import Score
+from echo_node.contract.jail.worker import Failed
+from echo_node.engine.base import Claim, Engine, Floats, Ids, SamplingLimits, Scores
+from echo_node.errors import ContractError
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.run import Run
+from echo_node.verifier.evidence import Evidence, evidence
+from echo_node.verifier.tolerance import Breach, Tolerance
+from protocol.sampling import uniforms
+from protocol.trajectory import Completion
+
+PIECE: Final = 64
+"""Tokens of the first piece of a completion; each further one is twice as long."""
+PASS: Final = 4 * PIECE
+"""Padded tokens per forward pass; its pieces share their prompt, and a breach in one ends all."""
+TEMPERATURES: Final = (0.9, 1.1)
+"""Other temperatures that are tried, as multiples of the run's."""
+REWARD_SLACK: Final = 1e-9
+"""Absolute difference between a claimed and a recomputed reward that is ignored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens `start` to `end` of completion number `index`, all drawn under one head."""
+
+    head: bytes
+    index: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Outcome of a check: the breach (None: honest) and the evidence of all checked tokens."""
+
+    breach: Breach | None
+    evidence: Evidence
+    reward: float | None
+    """The contract's mean reward, if the check got as far as recomputing it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoredPiece:
+    """A piece token by token: this node's scores, the slot's uniforms, the claimed logprobs."""
+
+    piece: Piece
+    scores: Scores
+    luck: Floats
+    claimed: Floats
+
+
+class ReplayCheck:
+    """Seed-replay checker of a run's groups.
+
+    `at(head_id)` returns an engine with the weights of a head; `on_piece` receives every piece.
+    """
+
+    def __init__(
+        self, run: Run, at: Callable[[bytes], Engine], on_piece: Callable[[ScoredPiece], None] | None = None
+    ) -> None:
+        self._run = run
+        self._at = at
+        self._on_piece = on_piece
+        self._tolerances = {each.engine: Tolerance(each) for each in run.manifest.engines}
+
+    def check(self, admitted: RolloutRecord, cancelled: Callable[[], bool] = lambda: False) -> Finding | None:
+        """Check a whole group; return None if cancelled. Slow: run it in a thread."""
+        group = admitted.message
+        tolerance = self._tolerances[group.engine]
+        key = self._run.slot_key(group.heads[0], admitted.sampler, group.slot)
+        completions = group.completions()
+        whole = Evidence()
+        for pieces in passes(_by_head(group.heads, completions)):
+            if cancelled():
+                return None
+            for found in self._score(pieces, group.prompt_ids(), completions, key, tolerance):
+                whole += found
+                breach = tolerance.breach(found)
+                if breach is not None:
+                    return Finding(breach, whole, None)
+        breach = tolerance.breach(whole)
+        if breach is not None:
+            return Finding(breach, whole, None)
+        return self._check_rewards(admitted, completions, whole)
+
+    def _score(
+        self,
+        pieces: Sequence[Piece],
+        prompt: Ids,
+        completions: Sequence[Completion],
+        key: bytes,
+        tolerance: Tolerance,
+    ) -> Iterator[Evidence]:
+        """Score pieces of one head in one forward pass, plus one per other temperature if wide."""
+        engine, limits = self._at(pieces[0].head), self._run.limits
+        claims = [_claim(prompt, completions[piece.index].ids, piece) for piece in pieces]
+        scores = engine.score_many(claims, limits)
+        others = (
+            [engine.score_many(claims, other) for other in self._other_limits()] if tolerance.wide else []
+        )
+        for row, piece in enumerate(pieces):
+            luck = uniforms(key, piece.index, piece.end - piece.start, piece.start)
+            claimed = completions[piece.index].logprobs[piece.start : piece.end]
+            if self._on_piece is not None:
+                self._on_piece(ScoredPiece(piece, scores[row], luck, claimed))
+            yield evidence(scores[row], luck, claimed, tuple(other[row] for other in others))
+
+    def _other_limits(self) -> Iterator[SamplingLimits]:
+        limits = self._run.limits
+        return (replace(limits, temperature=limits.temperature * factor) for factor in TEMPERATURES)
+
+    def _check_rewards(
+        self, admitted: RolloutRecord, completions: Sequence[Completion], found: Evidence
+    ) -> Finding:
+        """Recompute the rewards: last, since only honest tokens are worth the risk of scoring."""
+        try:
+            results = self._run.results(admitted.prompt, [completion.ids for completion in completions])
+        except ContractError as error:
+            return Finding(
+                Breach("not-scored", f"the contract failed on this machine: {error.what}", sure=False),
+                found,
+                None,
+            )
+        failed = next((each for each in results if isinstance(each, Failed)), None)
+        if failed is not None:  # the text or this machine may be the cause: blame nobody
+            return Finding(
+                Breach("not-scored", f"the contract failed on this machine: {failed.reason}", sure=False),
+                found,
+                None,
+            )
+        rewards = [each.value for each in results if isinstance(each, Score)]
+        for completion, reward in zip(completions, rewards, strict=True):
+            if abs(reward - completion.reward) > REWARD_SLACK:
+                what = f"claimed reward {completion.reward:g}, the contract gives {reward:g}"
+                return Finding(Breach("wrong-reward", what), found, float(np.mean(rewards)))
+        return Finding(None, found, float(np.mean(rewards)))
+
+
+def passes(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pack consecutive pieces of one head into forward passes of at most `PASS` padded tokens."""
+    together: list[Piece] = []
+    for piece in pieces:
+        longest = max(each.end - each.start for each in [*together, piece])
+        if together and (piece.head != together[0].head or longest * (len(together) + 1) > PASS):
+            yield together
+            together = []
+        together.append(piece)
+    if together:
+        yield together
+
+
+def _by_head(heads: Sequence[bytes], completions: Sequence[Completion]) -> Iterator[Piece]:
+    """Yield the pieces of all completions grouped by head, so that weights change rarely."""
+    for number, head in enumerate(heads):
+        pieces = [
+            piece
+            for index, completion in enumerate(completions)
+            for stretch in completion.stretches
+            if stretch.head == number
+            for piece in _cut(Piece(head, index, stretch.start, stretch.end))
+        ]
+        # All beginnings first: they share the prompt.
+        yield from sorted(pieces, key=lambda piece: piece.start)
+
+
+def _cut(whole: Piece) -> Iterator[Piece]:
+    """Cut a stretch into pieces of doubling length, so that a breach ends the check early.
+
+    They grow because each is scored after a prefill of everything before it.
+    """
+    start, size = whole.start, PIECE
+    while start < whole.end:
+        stop = whole.end if whole.end - start <= 2 * size else start + size
+        yield replace(whole, start=start, end=stop)
+        start, size = stop, 2 * size
+
+
+def _claim(prompt: Ids, ids: Ids, piece: Piece) -> Claim:
+    before = np.concatenate((prompt, ids[: piece.start])).astype(np.int64)
+    return Claim(before, ids[piece.start : piece.end])

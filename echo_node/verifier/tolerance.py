@@ -1,0 +1,125 @@
+"""Per-engine-class tolerances: the evidence that an honest sampler may give.
+
+The manifest states, per class, the bound for the mean of 64 tokens and for a single token. Fewer
+tokens scatter more and many scatter less, so the bound narrows as a peer's evidence adds up. A
+single token within its own bound is honest however few stand beside it: nearly all of an honest
+engine's distance lies in such single tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import Final
+
+from echo_node.verifier.evidence import Evidence
+from protocol.manifest import EngineTolerance
+
+REFERENCE_TOKENS: Final = 64
+"""Number of tokens whose mean the manifest's bounds are stated for."""
+FLOOR: Final = 0.4
+"""Share of the bound that remains for infinitely many tokens: the part that is not scatter."""
+GAP: Final = 40.0
+"""Bound of the mean log-probability gap, as a multiple of `d_mean`: 5 to 13 in honest classes."""
+GAP_FLOOR: Final = 1e-4
+"""Smallest bound of the mean log-probability gap: log-probabilities travel in steps of 2^-18."""
+WIDE: Final = 1e-3
+"""Classes with a larger `d_mean` than this are checked for their temperature too."""
+CONTRAST: Final = 0.5
+"""Share of the `d_mean` bound by which another temperature may fit better."""
+WINDOW: Final = 256
+"""Newest groups of a peer whose evidence is summed."""
+PEERS: Final = 10_000
+"""Pairs of peer and engine class whose evidence is kept; the least recently seen is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    """Evidence outside of the tolerance: the verdict's reason, and a sentence of detail."""
+
+    reason: str
+    what: str
+    sure: bool = True
+    """Whether the peer is to blame; otherwise the verdict is "undecided"."""
+
+
+class Tolerance:
+    """Bounds of one engine class, scaled to the number of tokens."""
+
+    def __init__(self, tolerance: EngineTolerance) -> None:
+        self._tolerance = tolerance
+
+    @property
+    def wide(self) -> bool:
+        """Whether sampling at another temperature could stay within the bounds."""
+        return self._tolerance.d_mean > WIDE
+
+    def breach(self, found: Evidence) -> Breach | None:
+        """Return the first bound that this evidence exceeds, if any; equality is honest."""
+        if not found.tokens:
+            return None
+        bound, scale = self._tolerance, self.scale(found.tokens)
+        if found.d_most > bound.d_most or found.z_most > bound.z_most:
+            return Breach(
+                "token-out-of-reach",
+                f"a token is {found.d_most:.3g} (scaled {found.z_most:.3g}) from its seeded draw;"
+                f" the bound is {bound.d_most:.3g} ({bound.z_most:.3g})",
+            )
+        for name, mean, usual, single in (
+            ("", found.d_mean, bound.d_mean, bound.d_most),
+            ("scaled ", found.z_mean, bound.z_mean, bound.z_most),
+        ):
+            most = max(scale * usual, single / found.tokens)
+            if mean > most:
+                return Breach(
+                    "luck-not-its-own",
+                    f"the mean {name}distance of {found.tokens} tokens from their seeded draws is"
+                    f" {mean:.3g}; the bound is {most:.3g}",
+                )
+        if self.wide and found.contrast > CONTRAST * scale * bound.d_mean:
+            return Breach("wrong-temperature", f"another temperature fits better by {found.contrast:.3g}")
+        gap = max(GAP * bound.d_mean, GAP_FLOOR) * scale
+        if found.gap_mean > gap:
+            return Breach(
+                "wrong-logprobs",
+                f"log-probabilities are off by {found.gap_mean:.3g} on average; the bound is {gap:.3g}",
+            )
+        return None
+
+    @staticmethod
+    def scale(tokens: int) -> float:
+        """Return the width of the bound for this many tokens, relative to that for 64."""
+        return FLOOR + (1 - FLOOR) * math.sqrt(REFERENCE_TOKENS / tokens)
+
+
+class CumulativeEvidence:
+    """Evidence summed over a peer's newest groups, per engine class.
+
+    A sampler at a slightly wrong temperature, or with slightly wrong weights, is within the bounds
+    of one group and outside of those of a hundred.
+    """
+
+    def __init__(self) -> None:
+        self._peers: OrderedDict[tuple[bytes, str], deque[Evidence]] = OrderedDict()
+
+    def add(self, peer: bytes, engine_class: str, found: Evidence, tolerance: Tolerance) -> Breach | None:
+        """Add the evidence of a group that passed alone; return the breach of the sum, if any."""
+        key = (peer, engine_class)
+        groups = self._peers.setdefault(key, deque(maxlen=WINDOW))
+        self._peers.move_to_end(key)
+        groups.append(found)
+        if len(self._peers) > PEERS:
+            self._peers.popitem(last=False)
+        total = Evidence()
+        for each in reversed(groups):  # the newest first: a change is seen before it is diluted
+            total += each
+            breach = tolerance.breach(total)
+            if breach is not None:
+                return Breach(breach.reason, f"over {total.tokens} tokens: {breach.what}")
+        return None
+
+    def forget(self, peer: bytes) -> None:
+        """Drop a peer's evidence once it was condemned, so that later groups count afresh."""
+        for key in [key for key in self._peers if key[0] == peer]:
+            del self._peers[key]

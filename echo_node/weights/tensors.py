@@ -1,0 +1,79 @@
+"""Canonical state: named tensors as bytes, sorted by name, flat, in hashed chunks.
+
+Reads and writes safetensors, the format of anchors. A tensor is a type, a shape and bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import safetensors
+
+from echo_node.engine.base import Dtype, TensorBytes
+from echo_node.errors import PeerError, boundary
+from echo_node.weights.flat_layout import FlatLayout
+from protocol import Layout, blob_id, limits, merkle_root
+from protocol.weights import ELEMENT_TYPES, TensorEntry
+
+_FROM_FILE: Final[dict[str, Dtype]] = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
+
+
+State = Mapping[str, TensorBytes]
+"""Tensors by their names in the model's own files; tied weights appear once."""
+
+
+def layout_of(state: State) -> Layout:
+    """Return the layout of a state: names, types and shapes."""
+    return Layout(tuple(TensorEntry(name, state[name].dtype, state[name].shape) for name in sorted(state)))
+
+
+def chunks(state: State) -> Iterator[bytes]:
+    """Iterate over the flat state in chunks of a fixed number of elements."""
+    waiting: list[bytes] = []
+    room = limits.CHUNK_ELEMENTS
+    for name in sorted(state):
+        tensor = state[name]
+        size, at = ELEMENT_TYPES[tensor.dtype], 0
+        while at < len(tensor.data):
+            piece = bytes(tensor.data[at : at + room * size])
+            waiting.append(piece)
+            at += len(piece)
+            room -= len(piece) // size
+            if room == 0:
+                yield b"".join(waiting)
+                waiting, room = [], limits.CHUNK_ELEMENTS
+    if waiting:
+        yield b"".join(waiting)
+
+
+def chunk_hashes(state: State) -> list[bytes]:
+    return [blob_id(chunk) for chunk in chunks(state)]
+
+
+def root_of(state: State) -> bytes:
+    """Return the Merkle root of the chunk hashes, as in a head."""
+    return merkle_root(chunk_hashes(state))
+
+
+def write_safetensors(state: State) -> bytes:
+    """Write an anchor, as `transformers` opens it.
+
+    Written here and not by the library, since its hash is in the head: the same state must give the
+    same bytes with any version of a library.
+    """
+    return b"".join((FlatLayout(layout_of(state)).header, *(state[name].data for name in sorted(state))))
+
+
+def read_safetensors(data: bytes) -> dict[str, TensorBytes]:
+    """Read the tensors of an anchor; refuse types that the wire does not have."""
+    with boundary(PeerError, "reading weights as safetensors"):
+        entries: Any = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+    state = {}
+    for name, entry in entries:
+        if entry["dtype"] not in _FROM_FILE:
+            raise PeerError(
+                f"tensor {name[:64]!r} has the type {entry['dtype']!r}, which the chain does not carry"
+            )
+        state[name] = TensorBytes(_FROM_FILE[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"]))
+    return dict(sorted(state.items()))

@@ -1,0 +1,66 @@
+"""Sequences that begin alike, in one row: who sees whom, and the same numbers as one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_node.engine.prefix_sharing import shared_row
+from echo_node.engine.torch_decoder import TorchDecoder
+from tests.engine import models
+
+SEQUENCES = st.tuples(
+    st.lists(st.integers(0, 31), min_size=1, max_size=8),
+    st.lists(st.lists(st.integers(0, 31), min_size=1, max_size=8), min_size=2, max_size=5),
+)
+
+
+@given(SEQUENCES)
+def test_every_place_sees_the_ids_before_it_in_its_own_sequence_and_nothing_else(told):
+    prompt, endings = told
+    sequences = [np.array(prompt + ending) for ending in endings]
+    row = shared_row(sequences, [len(ending) for ending in endings])
+    wanted = iter(row.wanted)
+    for sequence, ending in zip(sequences, endings, strict=True):
+        for last in range(len(prompt), len(prompt) + len(ending)):
+            place = next(wanted)
+            seen = np.flatnonzero(row.seen[place])
+            assert row.ids[seen].tolist() == sequence[: last + 1].tolist()
+            assert row.positions[seen].tolist() == list(range(last + 1))
+    assert next(wanted, None) is None
+
+
+def test_what_has_nothing_in_common_or_is_alone_shares_no_row():
+    assert shared_row([np.array([1, 2]), np.array([2, 2])], [1, 1]) is None
+    assert shared_row([np.array([1, 2])], [1]) is None
+    assert (
+        shared_row([np.array([1, 2]), np.array([1, 3])], [2, 1]) is None
+    )  # the first id of one is asked about
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
+def test_a_shared_row_gives_the_numbers_of_one_by_one(family, tmp_path):
+    decoder = TorchDecoder(models.folder(tmp_path, family), device="cpu", threads=1)
+    decoder.load(models.weights(tmp_path))
+    assert decoder._shares
+    draws = np.random.default_rng(1)
+    prompt = draws.integers(0, 32, 7)
+    sequences = [np.concatenate((prompt, draws.integers(0, 32, size))) for size in (9, 1, 5)]
+    keep = [10, 1, 3]
+    together = decoder.score_many(sequences, keep)
+    one_by_one = [decoder.score(ids, last) for ids, last in zip(sequences, keep, strict=True)]
+    np.testing.assert_allclose(together, np.concatenate(one_by_one), rtol=0, atol=2e-5)
+
+
+def test_a_model_with_a_sliding_window_is_scored_without_sharing(tmp_path):
+    settings = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    decoder = TorchDecoder(models.folder(tmp_path, "Qwen2", **settings), device="cpu", threads=1)
+    decoder.load(models.weights(tmp_path))
+    assert not decoder._shares
+    sequences = [np.arange(12), np.concatenate((np.arange(8), [20, 21]))]
+    one_by_one = [decoder.score(ids, 4) for ids in sequences]
+    np.testing.assert_allclose(
+        decoder.score_many(sequences, [4, 4]), np.concatenate(one_by_one), rtol=0, atol=2e-5
+    )
