@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-MAJOR: Final = 1
+MAJOR: Final = 2
 """Major version of the wire, in every envelope, hash context, topic and stream id."""
 
 # Canonical values

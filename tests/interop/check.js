@@ -88,6 +88,11 @@ const floats = (list) => list.map(readFloat)
 
 const hexes = (list) => list.map(fromHex)
 
+const SEALED_AND_REFUSED = ['sealed kind run signer? error', (it, same) => {
+  const signer = it.signer === undefined ? null : fromHex(it.signer)
+  same('error', it.error, reasonOf(() => open(fromHex(it.sealed), it.kind, fromHex(it.run), signer)))
+}]
+
 /** For each file and each list in it: the members of its cases, and the check of a case. */
 const CHECKS = {
   canonical: {
@@ -176,10 +181,11 @@ const CHECKS = {
       }
       same('the parts', it.sealed, toHex(encode(TYPES.get('Parts').write(parts(sealed)))))
     }],
-    invalid: ['sealed kind run signer? error', (it, same) => {
-      const signer = it.signer === undefined ? null : fromHex(it.signer)
-      same('error', it.error, reasonOf(() => open(fromHex(it.sealed), it.kind, fromHex(it.run), signer)))
-    }],
+    invalid: SEALED_AND_REFUSED,
+  },
+
+  major1: {
+    invalid: SEALED_AND_REFUSED,
   },
 
   batch: {

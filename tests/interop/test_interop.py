@@ -38,6 +38,9 @@ def test_javascript_notices_a_changed_vector_in_every_file(tmp_path):
     shutil.copy(root / "SPEC.md", tmp_path)
     for path in (tmp_path / "protocol/vectors").glob("*.json"):
         text = path.read_text()
+        if path.stem == "major1":  # whatever follows the number of the version is not looked at
+            path.write_text(text.replace('"sealed": "9601', '"sealed": "9602', 1))
+            continue
         found = re.search(r'"[0-9a-f]{8,}"', text) or re.search(r'"echo:[\w-]+"', text)
         at = found.end() - 2
         path.write_text(text[:at] + ("1" if text[at] != "1" else "2") + text[at + 1 :])

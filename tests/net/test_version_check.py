@@ -20,7 +20,7 @@ from protocol.topics import KAD_PROTOCOL, PEERS_STREAM, STREAMS
 from tests.net.searching import LOOPBACK, until
 
 SOMEBODY = Identity(b"s" * 32)
-NEWER = [each.rpartition("/")[0] + "/2" for each in STREAMS]
+NEWER = [each.rpartition("/")[0] + "/3" for each in STREAMS]
 
 
 async def no_answer(stream):
@@ -39,7 +39,7 @@ async def test_two_nodes_that_share_no_version_hear_of_it_in_words(caplog):
             await until(lambda: network.counts().get("of another major version"))
     assert caplog.text.count("install a newer echo-node") == 1
     assert (
-        f"{SOMEBODY.peer_id} speaks version 2 of the protocol, and this node speaks version 1" in caplog.text
+        f"{SOMEBODY.peer_id} speaks version 3 of the protocol, and this node speaks version 2" in caplog.text
     )
 
 
@@ -50,10 +50,10 @@ async def test_two_nodes_that_share_no_version_hear_of_it_in_words(caplog):
         (["/ipfs/id/1.0.0", "/meshsub/1.1.0"], None),
         (STREAMS, None),
         ([*STREAMS, *NEWER], None),
-        (NEWER, 2),
+        (NEWER, 3),
         (["/echo/kad/7.0.0"], 7),
-        (["/echo/peers/2", "/echo/peers/3"], 3),
-        (["/echo/peers/0", "/echo/peers/x", "/echo//2", "x/echo/peers/2", "/echo/peers/2\n"], None),
+        (["/echo/peers/3", "/echo/peers/4"], 4),
+        (["/echo/peers/0", "/echo/peers/x", "/echo//3", "x/echo/peers/3", "/echo/peers/3\n"], None),
         (["/echo/peers/" + "9" * 50], None),
     ],
 )
@@ -70,13 +70,13 @@ def test_whatever_it_says_is_a_number_or_nothing(protocols):
 
 
 def test_each_side_reads_who_has_to_do_something():
-    assert describe(SOMEBODY.public, 2).endswith("install a newer echo-node to work with it")
+    assert describe(SOMEBODY.public, 3).endswith("install a newer echo-node to work with it")
     assert describe(SOMEBODY.public, 0).endswith("whoever runs it has to install a newer echo-node")
 
 
 def test_a_liar_gets_few_lines(caplog):
     versions = VersionCheck()
-    for n in range(2, 50):
+    for n in range(3, 51):
         for _ in range(2):
             assert versions.check(SOMEBODY.public, [f"/echo/peers/{n}"])
     assert len(caplog.records) == MOST

@@ -1,8 +1,9 @@
 """Write `protocol/vectors/*.json`: golden bytes for everything on the wire. `python -m
-tests.protocol.make_vectors`
+tests.protocol.make_vectors [--anew]`
 
 Vectors only grow: a case that stands in a file is kept as it is, and the program fails if today's
-code would write it differently. What is new is added at the end of its list.
+code would write it differently. What is new is added at the end of its list. While a major version
+is not released yet, `--anew` writes all of them as today's code does, except those of MAJOR 1.
 """
 
 from __future__ import annotations
@@ -452,8 +453,18 @@ def envelope_cases() -> dict[str, list[Case]]:
         int.from_bytes(parts[5][32:], "little") + 2**252 + 27742317777372353535851937790883648493
     ).to_bytes(32, "little")
     cases: dict[str, tuple[bytes, str, bytes, bytes | None]] = {
-        "another major version": (loose_seal(body, "join", SAMPLER, RUN, major=2), "join", RUN, None),
-        "another major version of another shape": (canonical.pack([2, "whatever"]), "join", RUN, None),
+        "another major version": (
+            loose_seal(body, "join", SAMPLER, RUN, major=limits.MAJOR + 1),
+            "join",
+            RUN,
+            None,
+        ),
+        "another major version of another shape": (
+            canonical.pack([limits.MAJOR + 1, "whatever"]),
+            "join",
+            RUN,
+            None,
+        ),
         "another kind": (good, "heartbeat", RUN, None),
         "a kind that was changed": (spoiled(1, "vote"), "vote", RUN, None),
         "a body of one kind sealed as another": (
@@ -491,6 +502,11 @@ def envelope_cases() -> dict[str, list[Case]]:
         case = {"name": what, "sealed": sealed.hex(), "kind": kind, "run": run.hex(), "error": error}
         invalid.append(case | ({"signer": signer.hex()} if signer else {}))
     return {"valid": valid, "invalid": invalid}
+
+
+def major1_cases() -> dict[str, list[Case]]:
+    """Return the sealed messages of MAJOR 1 as they stand: nobody can write them any more."""
+    return {"invalid": json.loads((FOLDER / "major1.json").read_text())["invalid"]}
 
 
 def batch_cases() -> dict[str, list[Case]]:
@@ -865,6 +881,7 @@ FILES: dict[str, tuple[str, Callable[[], dict[str, list[Case]]]]] = {
     "tokens": ("Token ids and log-probabilities in few bytes.", tokens_cases),
     "sampling": ("Keys of slots, uniform numbers, draws and distances.", sampling_cases),
     "envelope": ("Sealed messages.", envelope_cases),
+    "major1": ("Sealed messages of MAJOR 1, which is another version of the wire.", major1_cases),
     "batch": ("Several sealed messages in one.", batch_cases),
     "link": ("Links to runs.", link_cases),
     "messages": ("Every record that travels.", messages_cases),
@@ -884,7 +901,7 @@ def main() -> None:
     changed = []
     for file, fresh in make().items():
         path = FOLDER / f"{file}.json"
-        known = json.loads(path.read_text()) if path.exists() else {}
+        known = json.loads(path.read_text()) if path.exists() and "--anew" not in sys.argv else {}
         for cases, rows in fresh.items():
             if cases == "about":
                 continue

@@ -33,7 +33,7 @@ def test_a_delivery_names_the_topic_of_its_data():
 
 @pytest.mark.parametrize(
     "topic",
-    ["", "/echo/1/joins", JOINS + "/", JOINS.replace("/1/", "/2/"), JOINS[:-5] + "wishes", JOINS + "\n"],
+    ["", "/echo/2/joins", JOINS + "/", JOINS.replace("/2/", "/1/"), JOINS[:-5] + "wishes", JOINS + "\n"],
 )
 def test_what_is_no_topic_of_a_run_cannot_be_delivered(topic):
     with pytest.raises(ProtocolError):

@@ -40,7 +40,7 @@ def test_a_signature_for_one_kind_never_opens_as_another(made, wanted):
         open_sealed(sealed, type(other), run)
     # nor when a body of the wanted kind is put under a signature that was made for the other kind
     parts = canonical.decode(sealed)
-    swapped = canonical.pack([1, wanted, other_run, who.public, encode(other), parts[5]])
+    swapped = canonical.pack([limits.MAJOR, wanted, other_run, who.public, encode(other), parts[5]])
     with pytest.raises(BadSignatureError):
         open_sealed(swapped, type(other), other_run)
 
@@ -72,8 +72,8 @@ def test_an_unexpected_signer_is_refused(kind):
 
 def test_another_major_version_is_named_first():
     for sealed in (
-        loose_seal(encode(JOIN), "join", SAMPLER, RUN, major=2),
-        canonical.pack([2, {"another": "shape"}]),
+        loose_seal(encode(JOIN), "join", SAMPLER, RUN, major=limits.MAJOR + 1),
+        canonical.pack([limits.MAJOR + 1, {"another": "shape"}]),
         canonical.pack([0]),
     ):
         with pytest.raises(WrongMajorError, match="upgrade"):

@@ -74,7 +74,7 @@ def test_the_limits_are_the_codes():
 
 def test_the_sections_are_the_files():
     files = {path.stem for path in (TESTS.parent / "protocol").glob("*.py")} - {"__init__"}
-    assert set(re.findall(r"^## (\w+)", TEXT, re.MULTILINE)) == files | {"vectors"}
+    assert set(re.findall(r"^## (\w+)", TEXT, re.MULTILINE)) == files | {"differences", "vectors"}
 
 
 def test_names_and_reasons_are_the_codes():

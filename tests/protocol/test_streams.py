@@ -65,7 +65,7 @@ def test_whoever_asks_names_its_newest_heads_then_fewer_and_its_oldest(count):
 
 def test_every_stream_says_what_travels_on_it():
     section = SPEC.read_text().split("## topics")[1].split("\n## ")[0]
-    assert set(re.findall(r"^\| `(/echo/\w+/1)` \| \S", section, re.MULTILINE)) == set(topics.STREAMS)
+    assert set(re.findall(r"^\| `(/echo/\w+/2)` \| \S", section, re.MULTILINE)) == set(topics.STREAMS)
 
 
 def test_the_largest_grants_and_votes_that_there_can_be_fit_into_one_message():

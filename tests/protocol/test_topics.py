@@ -11,9 +11,9 @@ from .examples import RUN, name
 def test_the_major_version_is_in_every_name():
     for stream in topics.STREAMS:
         assert stream.endswith(f"/{limits.MAJOR}")
-    assert topics.KAD_PROTOCOL == "/echo/kad/1.0.0"
+    assert topics.KAD_PROTOCOL == "/echo/kad/2.0.0"
     for cargo in topics.CARGOES:
-        assert topics.topic(RUN, cargo) == f"/echo/1/{RUN.hex()}/{cargo}"
+        assert topics.topic(RUN, cargo) == f"/echo/2/{RUN.hex()}/{cargo}"
 
 
 def test_roles_runs_and_blobs_meet_under_different_keys():

@@ -25,7 +25,7 @@ def attempt(file: str, case: dict) -> None:
         canonical.decode(bytes.fromhex(case["bytes"]))
     elif file == "messages":
         decode(TYPES[case["record"]], bytes.fromhex(case["bytes"]))
-    elif file == "envelope":
+    elif file in {"envelope", "major1"}:
         signer = bytes.fromhex(case["signer"]) if "signer" in case else None
         open_sealed(
             bytes.fromhex(case["sealed"]), KINDS[case["kind"]], bytes.fromhex(case["run"]), signer=signer
