@@ -17,7 +17,7 @@ import trio
 
 from echo_node.engine.base import TensorBytes
 from echo_node.net.blobs.client import BlobClient
-from echo_node.net.blobs.download import DownloadSettings
+from echo_node.net.blobs.multi_source_download import DownloadSettings
 from echo_node.net.blobs.providers import Want
 from echo_node.net.libp2p import Libp2pNetwork, join_swarm
 from echo_node.net.rate_limit import UploadLimit

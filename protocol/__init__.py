@@ -11,19 +11,30 @@ from protocol.credit import CreditRefusal, CreditStatement, open_statement
 from protocol.delivery import Delivery
 from protocol.delta import DELTA_CODEC, Delta, decode_delta, encode_delta
 from protocol.digest import ZERO, blob_id, derive, merkle_root
-from protocol.election import GrantsAnswer, GrantsQuestion, ShownGrant, VoteAnswer, VoteQuestion
+from protocol.election import (
+    Ballot,
+    GrantsAnswer,
+    GrantsQuestion,
+    Heartbeat,
+    ShownGrant,
+    TermGrant,
+    TermVote,
+    VoteAnswer,
+    VoteQuestion,
+    cast,
+)
 from protocol.envelope import Envelope, Opened, open_sealed, seal
 from protocol.errors import ChainError, ProtocolError
 from protocol.identity import Identity, peer_id, public_key_of
-from protocol.join import Heartbeat, Join, Member, Roster
+from protocol.join import Join, Member, Roster
 from protocol.link import Link
 from protocol.manifest import Manifest, open_manifest
 from protocol.peer_exchange import PeerPlace, PeersAnswer, PeersQuestion
 from protocol.receipt import Receipt, Refusal
-from protocol.rollout import RolloutRequest
+from protocol.rollout_request import RolloutRequest
 from protocol.trajectory import Completion, GroupReference, Span, Stretch, TrajectoryGroup
 from protocol.verdict import Figures, Verdict
-from protocol.weights import Ballot, ChunkTable, Frame, Layout, Route, TermGrant, TermVote, WeightsHead, cast
+from protocol.weights import ChunkTable, Frame, Layout, Route, WeightsHead
 from protocol.wire import decode, encode
 from protocol.zstd import RAW_CODEC, decode_raw, encode_raw
 

@@ -14,10 +14,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from protocol.election import TermGrant, TermVote
 from protocol.envelope import Opened
 from protocol.errors import ChainError
 from protocol.manifest import Manifest
-from protocol.weights import TermGrant, TermVote, WeightsHead
+from protocol.weights import WeightsHead
 from protocol.wire import encode
 
 Head: TypeAlias = Opened[WeightsHead]

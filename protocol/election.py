@@ -1,24 +1,102 @@
-"""Election messages: a candidate's question to an elector, and grants on request.
+"""Election messages: the leader's heartbeat, votes, grants, and the requests for both.
 
-None is sealed: a peer on a stream is known by its key, a ballot and a grant prove themselves, and
-heads are sealed. `protocol.chain` has the rules.
+A heartbeat is sealed. Requests and answers are not: a peer on a stream is known by its key, a
+ballot and a grant prove themselves, and heads are sealed. `protocol.chain` has the rules.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, ClassVar
 
-from protocol import limits
+from protocol import limits, wire
 from protocol.digest import DIGEST_BYTES
-from protocol.errors import InconsistentError
-from protocol.fields import array, blob, optional, signature, slug, uint
-from protocol.weights import TermGrant, TermVote
+from protocol.envelope import sign_body, verify_body
+from protocol.errors import InconsistentError, ProtocolError
+from protocol.fields import (
+    Counter,
+    Digest,
+    Ext,
+    Key,
+    Signature,
+    array,
+    blob,
+    check_ascending,
+    optional,
+    signature,
+    slug,
+    uint,
+)
+from protocol.identity import Identity
 from protocol.wire import of, record, row
 
 Branch = Annotated[
     tuple[bytes, ...], array(blob(limits.HEAD_BYTES + limits.ENVELOPE_BYTES, 1), limits.CHAIN_HEADS)
 ]
 """Sealed heads that lead to a base, each the predecessor of the next; empty where it is held."""
+
+
+@record
+class Heartbeat:
+    """The leader is alive, and this is its newest head. A sampler stops without a fresh one."""
+
+    KIND: ClassVar[str] = "heartbeat"
+    LIMIT: ClassVar[int] = limits.SMALL_BYTES
+
+    head: Digest
+    term: Annotated[int, uint(limits.SAFE_INTEGER, 1)]
+    time_ms: Counter
+    version: Counter
+    ext: Ext = dataclasses.field(default_factory=dict)
+
+
+@record
+class TermVote:
+    """An elector's one vote of a term: the leader, and the head to go on from."""
+
+    KIND: ClassVar[str] = "vote"
+    LIMIT: ClassVar[int] = limits.SMALL_BYTES
+
+    base: Digest
+    leader: Key
+    term: Annotated[int, uint(limits.SAFE_INTEGER, 2)]
+    ext: Ext = dataclasses.field(default_factory=dict)
+
+
+@row
+class Ballot:
+    """One elector's signature under a grant."""
+
+    elector: Key
+    signature: Signature
+
+
+@record
+class TermGrant:
+    """Votes of a majority, which prove that the leader may lead the term."""
+
+    LIMIT: ClassVar[int] = limits.GRANT_BYTES
+
+    ballots: Annotated[tuple[Ballot, ...], array(of(Ballot), limits.KEYS, 1)]
+    vote: TermVote
+
+    def check(self) -> None:
+        check_ascending((ballot.elector for ballot in self.ballots), "ballots")
+
+    def verify(self, run: bytes) -> None:
+        """Raise unless every ballot is signed by its elector for this run."""
+        body = wire.encode(self.vote)
+        for index, ballot in enumerate(self.ballots):
+            try:
+                verify_body(TermVote.KIND, body, ballot.elector, ballot.signature, run)
+            except ProtocolError as error:
+                error.within(f"ballots[{index}]")
+                raise
+
+
+def cast(vote: TermVote, elector: Identity, run: bytes) -> Ballot:
+    """Sign a vote that is already on disk."""
+    return Ballot(elector.public, sign_body(TermVote.KIND, wire.encode(vote), elector, run))
 
 
 @record

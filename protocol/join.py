@@ -1,4 +1,4 @@
-"""Participation: a sampler's join, the roster in a head, the leader's heartbeat."""
+"""Participation: a sampler's join, and the roster in a head."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from typing import Annotated, ClassVar
 
 from protocol import limits
-from protocol.fields import Counter, Digest, EngineClass, Ext, Key, array, check_ascending, text, uint
+from protocol.fields import Digest, EngineClass, Ext, Key, array, check_ascending, text
 from protocol.wire import of, record, row
 
 
@@ -47,17 +47,3 @@ class Roster:
 
     def find(self, key: bytes) -> Member | None:
         return next((member for member in self.members if member.key == key), None)
-
-
-@record
-class Heartbeat:
-    """The leader is alive, and this is its newest head. A sampler stops without a fresh one."""
-
-    KIND: ClassVar[str] = "heartbeat"
-    LIMIT: ClassVar[int] = limits.SMALL_BYTES
-
-    head: Digest
-    term: Annotated[int, uint(limits.SAFE_INTEGER, 1)]
-    time_ms: Counter
-    version: Counter
-    ext: Ext = dataclasses.field(default_factory=dict)

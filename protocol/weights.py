@@ -1,4 +1,4 @@
-"""Weights messages: heads, tables of frames, the layout, votes and grants.
+"""Weights messages: heads, routes, tables of frames, and the layout.
 
 The rules by which heads follow one another are in `protocol.chain`.
 """
@@ -11,16 +11,13 @@ from typing import Annotated, ClassVar, Final
 
 import numpy as np
 
-from protocol import limits, wire
+from protocol import limits
 from protocol.digest import DIGEST_BYTES, ZERO
-from protocol.envelope import sign_body, verify_body
-from protocol.errors import InconsistentError, ProtocolError
+from protocol.errors import InconsistentError
 from protocol.fields import (
     Counter,
     Digest,
     Ext,
-    Key,
-    Signature,
     Slug,
     array,
     blob,
@@ -30,7 +27,6 @@ from protocol.fields import (
     pattern,
     uint,
 )
-from protocol.identity import Identity
 from protocol.wire import of, record, row
 
 Term = Annotated[int, uint(limits.SAFE_INTEGER, 1)]
@@ -163,52 +159,3 @@ class Layout:
 
     def check(self) -> None:
         check_ascending((tensor.name for tensor in self.tensors), "tensors")
-
-
-@record
-class TermVote:
-    """An elector's one vote of a term: the leader, and the head to go on from."""
-
-    KIND: ClassVar[str] = "vote"
-    LIMIT: ClassVar[int] = limits.SMALL_BYTES
-
-    base: Digest
-    leader: Key
-    term: Annotated[int, uint(limits.SAFE_INTEGER, 2)]
-    ext: Ext = dataclasses.field(default_factory=dict)
-
-
-@row
-class Ballot:
-    """One elector's signature under a grant."""
-
-    elector: Key
-    signature: Signature
-
-
-@record
-class TermGrant:
-    """Votes of a majority, which prove that the leader may lead the term."""
-
-    LIMIT: ClassVar[int] = limits.GRANT_BYTES
-
-    ballots: Annotated[tuple[Ballot, ...], array(of(Ballot), limits.KEYS, 1)]
-    vote: TermVote
-
-    def check(self) -> None:
-        check_ascending((ballot.elector for ballot in self.ballots), "ballots")
-
-    def verify(self, run: bytes) -> None:
-        """Raise unless every ballot is signed by its elector for this run."""
-        body = wire.encode(self.vote)
-        for index, ballot in enumerate(self.ballots):
-            try:
-                verify_body(TermVote.KIND, body, ballot.elector, ballot.signature, run)
-            except ProtocolError as error:
-                error.within(f"ballots[{index}]")
-                raise
-
-
-def cast(vote: TermVote, elector: Identity, run: bytes) -> Ballot:
-    """Sign a vote that is already on disk."""
-    return Ballot(elector.public, sign_body(TermVote.KIND, wire.encode(vote), elector, run))

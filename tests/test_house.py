@@ -45,7 +45,6 @@ SHARED = {
     "__main__": "what `python -m` runs",
     "base": "the interface of a package",
     "client": "the side that asks",
-    "download": "bytes from peers: of one blob, of a run's model",
     "errors": "why something failed",
     "loop": "the main loop of a role",
     "main": "where a program starts",

@@ -23,8 +23,8 @@ from echo_node.errors import ConfigError
 from echo_node.net.libp2p import Libp2pNetwork, join_swarm
 from echo_node.net.swarm_settings import SwarmSettings
 from echo_node.node import Node
-from echo_node.runs.download import download_run
 from echo_node.runs.engine_selection import select_engine
+from echo_node.runs.model_download import download_run
 from echo_node.runs.resolve import ResolvedRun, fetch_manifest, resolve_run
 from echo_node.runs.run import Run, read_model
 from echo_node.runs.spec import model_folder, open_run

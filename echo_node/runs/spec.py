@@ -23,7 +23,7 @@ from echo_node.errors import ConfigError, StoreError, boundary, looking_at
 from echo_node.models import embedded
 from echo_node.models.model_source import find_model
 from echo_node.net.discovery.seeds import parse_seeds
-from echo_node.runs.download import is_downloaded
+from echo_node.runs.model_download import is_downloaded
 from echo_node.runs.run import ENGINES, Run, draft
 from echo_node.runs.validation import check_learnable
 from protocol import (

@@ -18,8 +18,8 @@ from echo_node.errors import PeerError, StoreError
 from echo_node.net.base import Network
 from echo_node.net.blobs.blob_registry import InFile
 from echo_node.net.blobs.client import BlobClient
-from echo_node.net.blobs.download import DownloadSettings
-from echo_node.net.blobs.download import Progress as Fetched
+from echo_node.net.blobs.multi_source_download import DownloadSettings
+from echo_node.net.blobs.multi_source_download import Progress as Fetched
 from echo_node.net.blobs.providers import Want
 from echo_node.net.rate_limit import Throttle, UploadLimit
 from echo_node.storage.blob_dir import DamagedBlobError

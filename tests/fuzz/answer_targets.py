@@ -14,7 +14,7 @@ from echo_node.election.elector import ElectorServer, VoteLog
 from echo_node.election.lease import Lease
 from echo_node.net.blobs.bulk_client import _ask as ask_for_token
 from echo_node.net.blobs.client import BlobClient
-from echo_node.net.blobs.download import DownloadSettings
+from echo_node.net.blobs.multi_source_download import DownloadSettings
 from echo_node.net.blobs.providers import Want
 from echo_node.net.discovery.address_scope import Scope
 from echo_node.net.discovery.peer_exchange import PeerExchange

@@ -26,9 +26,10 @@ from echo_node.net.dht.wire import Kind, read_kad, write_kad
 from echo_node.net.gossip.wire import Control, Published, read_frame, take_frames, write_frame
 from protocol import Link, ProtocolError, canonical, decode, encode, open_sealed, read_batch
 from protocol.delta import read_body, write_columns
+from protocol.election import TermGrant
 from protocol.envelope import Envelope
 from protocol.identity import check_key, public_key_of
-from protocol.weights import ChunkTable, TermGrant
+from protocol.weights import ChunkTable
 from tests.protocol.examples import MESSAGES, RUN, SEALED_TYPES
 
 VECTORS = Path(protocol.__file__).parent / "vectors"

@@ -18,7 +18,7 @@ from echo_node.models import embedded
 from echo_node.net.blobs.blob_registry import BlobRegistry
 from echo_node.net.blobs.bulk_client import NoBulkPortError, read_bulk
 from echo_node.net.blobs.client import BlobClient
-from echo_node.net.blobs.download import DownloadSettings
+from echo_node.net.blobs.multi_source_download import DownloadSettings
 from echo_node.net.blobs.providers import Want
 from echo_node.net.blobs.server import BlobServer
 from echo_node.net.libp2p import SwarmSettings, join_swarm

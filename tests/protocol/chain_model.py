@@ -16,7 +16,7 @@ from typing import Any
 
 from protocol import ChainError, Elector, Follower, Opened, Rules, TermGrant, TermVote, WeightsHead
 from protocol.chain import Head
-from protocol.weights import Ballot
+from protocol.election import Ballot
 
 from .examples import RUN, STANDBY, TRAINER, VERIFIER, name
 from .scenarios import RULES, ZERO_HEAD

@@ -10,11 +10,12 @@ from typing import Any
 from protocol import ShownGrant, Span, Stretch, TrajectoryGroup, limits
 from protocol.blob import BlobRead, BulkAsk, Slice
 from protocol.digest import ZERO
+from protocol.election import Ballot
 from protocol.join import Member
 from protocol.manifest import ModelFile
 from protocol.receipt import Refusal
 from protocol.tokens import pack_ids
-from protocol.weights import Ballot, Route, TensorEntry
+from protocol.weights import Route, TensorEntry
 
 from .examples import (
     CREDIT_STATEMENT,

@@ -55,6 +55,7 @@ from protocol import (
 )
 from protocol.blob import BlobHoldings, BlobRead, BlobWants, BulkAsk, BulkOffer, Slice
 from protocol.digest import ZERO
+from protocol.election import cast
 from protocol.manifest import (
     Algorithm,
     ContractPin,
@@ -69,7 +70,7 @@ from protocol.manifest import (
 )
 from protocol.trajectory import Stretch
 from protocol.verdict import sign_draw
-from protocol.weights import TensorEntry, cast
+from protocol.weights import TensorEntry
 
 
 def name(text: str) -> bytes:

@@ -19,7 +19,7 @@ from protocol import (
     seal,
 )
 from protocol.digest import ZERO
-from protocol.weights import cast
+from protocol.election import cast
 
 from .examples import HEAD_ZERO, MANIFEST, OPENED_MANIFEST, RUN, STANDBY, TRAINER, VERIFIER, name
 

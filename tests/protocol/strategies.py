@@ -53,7 +53,8 @@ from protocol import (
 )
 from protocol.blob import BlobHoldings, BlobRead, BlobWants, BulkAsk, BulkOffer, Slice
 from protocol.digest import ZERO
-from protocol.weights import Ballot, TensorEntry
+from protocol.election import Ballot
+from protocol.weights import TensorEntry
 
 from .idl import NAMED, definitions
 

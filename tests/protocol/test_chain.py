@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 
 from protocol import ChainError, Elector, Equivocation, Follower, TermGrant, TermVote
+from protocol.election import cast
 from protocol.errors import BadSignatureError
-from protocol.weights import cast
 
 from .examples import HEAD_ZERO, RUN, STANDBY, STRANGER, TRAINER, VERIFIER, name
 from .scenarios import RULES, ZERO_HEAD, after, follower, grant, line, opened

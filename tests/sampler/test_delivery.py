@@ -39,7 +39,7 @@ from protocol import (
     topics,
     write_batch,
 )
-from protocol.weights import cast
+from protocol.election import cast
 from tests.crafting import SAMPLERS, TRAINER, Chain, open_run, sealed_group
 
 RUN = open_run("async", staleness=2)

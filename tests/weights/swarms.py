@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from echo_node.net.blobs.blob_registry import BlobRegistry
 from echo_node.net.blobs.client import BlobClient
-from echo_node.net.blobs.download import DownloadSettings
+from echo_node.net.blobs.multi_source_download import DownloadSettings
 from echo_node.net.blobs.server import BlobServer
 from echo_node.net.memory import MemorySwarm
 from echo_node.weights.chain_server import HeadServer

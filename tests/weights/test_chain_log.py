@@ -10,7 +10,7 @@ import pytest
 from echo_node.errors import StoreError
 from echo_node.weights.chain_log import ChainLog
 from protocol import ChainError, Equivocation, TermGrant, TermVote, WeightsHead, canonical, open_sealed, seal
-from protocol.weights import cast
+from protocol.election import cast
 from tests.weights.chains import publish, rules
 from tests.weights.failing import failing
 from tests.weights.keys import LEADER, RUN, STRANGER

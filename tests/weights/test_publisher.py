@@ -34,7 +34,7 @@ from protocol import (
     merkle_root,
 )
 from protocol import limits as wire_limits
-from protocol.weights import cast
+from protocol.election import cast
 from tests.crafting import SAMPLERS, roster
 from tests.weights import stores
 from tests.weights.chains import publish, publisher, rules, state

@@ -11,14 +11,14 @@ import trio
 
 from echo_node.errors import PeerError, StoreError
 from echo_node.net.blobs.client import BlobClient
-from echo_node.net.blobs.download import DownloadSettings
+from echo_node.net.blobs.multi_source_download import DownloadSettings
 from echo_node.net.memory import MemorySwarm
 from echo_node.weights.errors import UnprovenError
 from echo_node.weights.publisher import Publication, Publisher
 from echo_node.weights.puller import Puller
 from echo_node.weights.store import WeightsStore
 from protocol import ZERO, ChunkTable, Frame, Roster, Route, blob_id, canonical, decode, encode, limits
-from protocol.weights import TermGrant, TermVote, cast
+from protocol.election import TermGrant, TermVote, cast
 from tests.crafting import SAMPLERS, roster
 from tests.weights import stores
 from tests.weights.chains import LEADER, publish, publisher, state, tensor, told_otherwise

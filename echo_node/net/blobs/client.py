@@ -19,7 +19,7 @@ import trio
 from echo_node.errors import PeerError
 from echo_node.net.base import Network, RequestError
 from echo_node.net.blobs.assembly import BlobAssembly
-from echo_node.net.blobs.download import Download, DownloadSettings, Progress
+from echo_node.net.blobs.multi_source_download import Download, DownloadSettings, Progress
 from echo_node.net.blobs.partial_blob import FilePartialBlob, MemoryPartialBlob, SmallFilePartialBlob, held_in
 from echo_node.net.blobs.piece_reader import Reader
 from echo_node.net.blobs.piece_scheduler import turns

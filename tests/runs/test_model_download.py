@@ -15,7 +15,7 @@ from echo_node.net.blobs.server import BlobServer
 from echo_node.net.memory import MemorySwarm
 from echo_node.net.rate_limit import Throttle
 from echo_node.node import Node
-from echo_node.runs.download import download_run, is_downloaded
+from echo_node.runs.model_download import download_run, is_downloaded
 from echo_node.runs.run import read_model
 from echo_node.runtime.resource_limits import ResourceLimits
 from echo_node.telemetry.metrics import Records
