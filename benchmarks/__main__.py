@@ -80,10 +80,10 @@ def run(name: str, *words: str) -> dict[str, Any] | None:
             print(line, end="", flush=True)
             last = line.strip() or last
     try:
-        said = json.loads(last)
+        figures = json.loads(last)
     except ValueError:
         return None
-    return said if child.returncode == 0 and isinstance(said, dict) else None
+    return figures if child.returncode == 0 and isinstance(figures, dict) else None
 
 
 def results() -> dict[str, Result]:
@@ -102,8 +102,8 @@ def this_machine() -> Machine:
 
 
 def _cpu() -> str:
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text().splitlines() if told.exists() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
 

@@ -36,7 +36,7 @@ class NodeProcess:
         command = [sys.executable, "-m", "benchmarks.broadcast_node", json.dumps(settings)]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def tell(self, do: str, **what: Any) -> None:
+    def order(self, do: str, **what: Any) -> None:
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps({"do": do, **what}) + "\n")
         self._child.stdin.flush()
@@ -46,11 +46,11 @@ class NodeProcess:
         line = self._child.stdout.readline()
         if not line:
             raise SystemExit(f"a node ended: {self._child.wait()}")
-        said: dict[str, Any] = json.loads(line)
-        return said
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def ask(self, do: str, **what: Any) -> dict[str, Any]:
-        self.tell(do, **what)
+        self.order(do, **what)
         return self.hear()
 
     def end(self) -> None:
@@ -75,14 +75,14 @@ def nodes(folder: Path, followers: int, uplink: float, megabytes: int) -> Iterat
             return process
 
         trainer = start(number=0, folder=str(folder / "trainer"), seeds=[])
-        told = trainer.hear()
+        started = trainer.hear()
         rest = [
-            start(number=n, folder=str(folder / f"follower-{n}"), seeds=told["addresses"])
+            start(number=n, folder=str(folder / f"follower-{n}"), seeds=started["addresses"])
             for n in range(1, followers + 1)
         ]
         keys = [process.hear()["public"] for process in rest]
         for process in rest:
-            process.ask("meet", peers=[told["public"], *(key for key in keys)])
+            process.ask("meet", peers=[started["public"], *(key for key in keys)])
         yield [trainer, *rest]
 
 
@@ -90,9 +90,9 @@ def all_do(processes: list[NodeProcess], do: str, **what: Any) -> tuple[float, l
     """Return the seconds until the last has done it, and their replies."""
     began = time.monotonic()
     for process in processes:
-        process.tell(do, **what)
-    said = [process.hear() for process in processes]
-    return time.monotonic() - began, said
+        process.order(do, **what)
+    answers = [process.hear() for process in processes]
+    return time.monotonic() - began, answers
 
 
 def main() -> None:
@@ -111,7 +111,7 @@ def main() -> None:
         nodes(Path(folder), given.followers, given.uplink * MB, given.megabytes) as (trainer, *followers),
     ):
         trainer.ask("publish", change=1.0)
-        swarm, said = all_do(followers, "pull", version=0)
+        swarm, answers = all_do(followers, "pull", version=0)
         delta_bytes = trainer.ask("publish", change=0.01, gossip=False)["delta_bytes"]
         began = time.monotonic()
         trainer.ask("gossip")
@@ -126,7 +126,7 @@ def main() -> None:
         table.add_column(column, justify="right" if column else "left")
     table.add_row("swarm, the last follower", f"{swarm:.1f}", "")
     table.add_row(
-        "swarm, the median follower", f"{statistics.median(each['seconds'] for each in said):.1f}", ""
+        "swarm, the median follower", f"{statistics.median(each['seconds'] for each in answers):.1f}", ""
     )
     table.add_row("ideal pipeline", f"{ideal:.1f}", f"{swarm / ideal:.2f} times as long")
     table.add_row("one to many", f"{one_to_many:.1f}", f"{one_to_many / swarm:.2f} times as fast")

@@ -54,7 +54,7 @@ def changed(state: dict[str, TensorBytes], share: float) -> dict[str, TensorByte
 
 
 class Node:
-    """Each public method is a command."""
+    """Follower or trainer of the benchmark; each public method is a command."""
 
     def __init__(
         self, settings: dict[str, Any], network: Libp2pNetwork, store: WeightsStore, puller: Puller

@@ -64,7 +64,7 @@ def train(side: str, seed: int, steps: int) -> Trained:
 
 
 class Results:
-    """What is known so far, in a file of JSON lines."""
+    """Results so far, in a file of JSON lines."""
 
     def __init__(self, file: Path, *, fresh: bool = False) -> None:
         self._file = file
@@ -98,9 +98,9 @@ class Results:
                 found[run.side][run.seed] = dataclasses.replace(run, steps=steps, curve=curve)
         return {side: [runs[seed] for seed in sorted(runs)] for side, runs in found.items()}
 
-    def _write(self, told: dict[str, Any]) -> None:
+    def _write(self, row: dict[str, Any]) -> None:
         with self._file.open("a") as lines:
-            lines.write(json.dumps(told) + "\n")
+            lines.write(json.dumps(row) + "\n")
 
 
 def _read(line: dict[str, Any]) -> Trained:
@@ -114,13 +114,13 @@ def count_steps(
     missing: Sequence[tuple[str, int]],
     steps: int,
     processes: int,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     """Make the runs that are missing, a few at a time; one at a time needs no other process."""
 
     def keep(run: Trained) -> None:
         results.add(run)
-        tell(f"{run.side}, seed {run.seed}: {run.curve[-1][1]:.3f} in {run.seconds:.0f} s")
+        report(f"{run.side}, seed {run.seed}: {run.curve[-1][1]:.3f} in {run.seconds:.0f} s")
 
     if processes == 1:
         for side, seed in missing:
@@ -167,11 +167,11 @@ def main(words: Sequence[str] | None = None) -> None:
         with Progress(*columns, console=quiet) as bar:
             task = bar.add_task("runs", total=len(missing))
 
-            def tell(text: str) -> None:
+            def report(text: str) -> None:
                 bar.console.print(text)
                 bar.advance(task)
 
-            count_steps(results, missing, steps, wish.processes, tell)
+            count_steps(results, missing, steps, wish.processes, report)
     if wish.part != "steps":
         from benchmarks.convergence_times import measure  # noqa: PLC0415 - it imports torch and trl
 
@@ -184,14 +184,14 @@ def main(words: Sequence[str] | None = None) -> None:
     console.print(steps_table(sides))
     if results.times:
         console.print(times_table(results.times))
-    told = figures(sides, results.times)
-    for line in bounds_lines(told):
+    measured = figures(sides, results.times)
+    for line in bounds_lines(measured):
         console.print(line, highlight=False)
     if any(sides.values()):
         picture = wish.folder / f"{name}.png"
         draw_curves(sides, picture)
         console.print(f"curves: {picture}", highlight=False, soft_wrap=True)
-    print(json.dumps(told))
+    print(json.dumps(measured))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from echo_node.telemetry.metrics import Records, StepRecord
 from protocol import Delivery, Identity, TrajectoryGroup, decode, fill_batches, read_batch, topics
 
 MOST_BATCHES = 32
-"""That wait here at once; of more, the oldest are lost."""
+"""Most groups that wait here at once; beyond that the oldest are lost."""
 PATIENCE = 20.0
 """Seconds without news after which the trainer gets the groups there are."""
 
@@ -37,7 +37,7 @@ class Mail(Records):
         self._staleness = staleness
         self._topic = topics.topic(run, topics.GROUPS)
         self._waiting: deque[tuple[Network, int, bytes]] = deque(maxlen=MOST_BATCHES * BATCH)
-        """From whom, drawn at which step, and the sealed group."""
+        """Sampler, step of the policy, and the sealed group."""
         self._ages: dict[bytes, int] = {}
         """The step of each head."""
         self._news = trio.Event()
@@ -77,7 +77,7 @@ class Mail(Records):
         self._tell()
 
     def holds_back(self, question: bytes) -> bool:
-        """Whether a delivery by hand is one of groups, which have to wait for the mail."""
+        """Return whether a direct delivery holds groups, which must wait for the mail."""
         return decode(Delivery, question).topic == self._topic
 
     async def carry(self) -> None:

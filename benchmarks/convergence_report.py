@@ -31,7 +31,7 @@ BOUNDS: Final = {
     "async_wall_over_sequential": ("at most", 0.75),
 }
 COUNTED_SIDES: Final = ("sequential", "async S=4")
-"""Those of which the final reward is held against TRL's: both protocols at their defaults."""
+"""Sides whose final reward is compared with TRL's: both protocols at their defaults."""
 
 
 def steps_to(curve: Curve, reward: float = ENOUGH) -> float:
@@ -47,7 +47,7 @@ def final_reward(curve: Curve) -> float:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where the median lies, by the bootstrap."""
+    """Return the bootstrap interval of the median."""
     draws = np.random.default_rng(0).choice(np.array(values), (RESAMPLED, len(values)))
     low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
     return float(low), float(high)
@@ -70,7 +70,7 @@ def figures(sides: Mapping[str, list[Trained]], times: Mapping[str, Any]) -> dic
     mine = [median_over(sides, side, final_reward) for side in COUNTED_SIDES]
     known = [value for value in mine if value is not None]
     gap = theirs - min(known) if theirs is not None and len(known) == len(mine) else None
-    told = {
+    medians = {
         "sequential_steps_over_trl": steps_over_trl("sequential"),
         "async_s4_steps_over_trl": steps_over_trl("async S=4"),
         "async_s8_steps_over_trl": steps_over_trl("async S=8"),
@@ -80,7 +80,7 @@ def figures(sides: Mapping[str, list[Trained]], times: Mapping[str, Any]) -> dic
             for name in ("step_time_over_trl", "trainer_busy_async", "async_wall_over_sequential")
         },
     }
-    return {name: None if value is None else round(value, 4) for name, value in told.items()}
+    return {name: None if value is None else round(value, 4) for name, value in medians.items()}
 
 
 def steps_table(sides: Mapping[str, list[Trained]]) -> Table:
@@ -136,11 +136,11 @@ def times_table(times: Mapping[str, Any]) -> Table:
     return table
 
 
-def bounds_lines(told: Mapping[str, float | None]) -> list[str]:
-    """Whether each number is where it should be."""
+def bounds_lines(measured: Mapping[str, float | None]) -> list[str]:
+    """Return one line per bounded figure: its bound, and whether it holds."""
     lines = []
     for name, (word, bound) in BOUNDS.items():
-        value = told.get(name)
+        value = measured.get(name)
         if value is None:
             lines.append(f"{name}: not measured, {word} {bound}")
             continue

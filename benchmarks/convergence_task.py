@@ -29,7 +29,7 @@ BATCH, GROUP = 32, 8
 HELD_OUT = 500
 EVALUATE_EVERY = 10
 ENGINE = "torch/f32"
-"""What our samplers compute in, unless they are to be as fast as they can."""
+"""Engine class of our samplers, unless speed is measured."""
 Curve = list[tuple[int, float]]
 """Held-out rewards by the number of steps that were taken."""
 

@@ -37,7 +37,7 @@ SETTLING_STEPS = 12
 """Warm-up steps of a swarm: at first samplers have no rate, and much goes stale."""
 VOLUNTEERS = 8
 SLOTS_PER_CALL = 8
-"""What a volunteer fills by itself in one call; asked, it fills its share of a batch."""
+"""Slots of one engine call in asynchronous mode; on request, a share of the batch."""
 DELAY_SECONDS = 0.2
 STALENESS = 4
 
@@ -58,7 +58,7 @@ def step_pairs(turns: int, say: Callable[[str], None]) -> list[tuple[float, floa
             ours.step()
         mine.append((time.perf_counter() - start) / STEPS_A_TURN)
 
-    def told(step: int, _weights: Weights) -> None:
+    def after_step(step: int, _weights: Weights) -> None:
         nonlocal began
         done, rest = divmod(step - WARM_STEPS, STEPS_A_TURN)
         if rest or done < 0:
@@ -73,7 +73,7 @@ def step_pairs(turns: int, say: Callable[[str], None]) -> list[tuple[float, floa
 
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trl_trainer(ours.run, 0, WARM_STEPS + turns * STEPS_A_TURN, folder, told).train()
+        trl_trainer(ours.run, 0, WARM_STEPS + turns * STEPS_A_TURN, folder, after_step).train()
     return list(zip(mine, theirs, strict=True))
 
 

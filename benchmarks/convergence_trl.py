@@ -38,22 +38,24 @@ Weights = Mapping[str, torch.Tensor]
 
 
 class _AfterEachStep(TrainerCallback):
-    def __init__(self, told: Callable[[int, Weights], None]) -> None:
-        self._told = told
+    def __init__(self, after_step: Callable[[int, Weights], None]) -> None:
+        self._after_step = after_step
 
     def on_step_end(self, args: object, state: Any, control: object, **kwargs: Any) -> None:  # noqa: ARG002
-        self._told(state.global_step, dict(kwargs["model"].named_parameters()))
+        self._after_step(state.global_step, dict(kwargs["model"].named_parameters()))
 
 
-def trl_trainer(run: Run, seed: int, steps: int, folder: str, told: Callable[[int, Weights], None]) -> Any:
-    """Return a trainer ready to `train()`; `told` is called after every step."""
+def trl_trainer(
+    run: Run, seed: int, steps: int, folder: str, after_step: Callable[[int, Weights], None]
+) -> Any:
+    """Return a trainer ready to `train()`; `after_step` is called after every step."""
     from datasets import Dataset  # type: ignore[import-untyped] # noqa: PLC0415 - with trl, an extra of its own
     from trl.trainer.grpo_config import GRPOConfig  # noqa: PLC0415
     from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: PLC0415
 
     settings = training_settings(run.manifest).step
     grpo = settings.grpo
-    # What TRL is told below says the same as these; any other choice would need another line there.
+    # TRL's settings below are the same as these; any other choice would need another line there.
     assert (grpo.advantage, grpo.normalise, grpo.kl) == ("mean", "token", 0.0)
     drawn = [prompt_of(run.contract, luck(seed, f"TRL's prompt {n}")) for n in range(BATCH * steps)]
     by_text = {prompt.text: prompt for prompt in drawn}
@@ -118,7 +120,7 @@ def trl_trainer(run: Run, seed: int, steps: int, folder: str, told: Callable[[in
         args=config,
         train_dataset=Dataset.from_list([{"prompt": prompt.text} for prompt in drawn]),
         processing_class=AutoTokenizer.from_pretrained(run.folder, local_files_only=True),
-        callbacks=[_AfterEachStep(told)],
+        callbacks=[_AfterEachStep(after_step)],
         optimizers=(optimiser, warm_up),
     )
     trainer.remove_callback(PrinterCallback)
@@ -131,13 +133,13 @@ def train_trl(seed: int, steps: int) -> Trained:
     held_out = HeldOut(run)
     curve: Curve = []
 
-    def told(step: int, weights: Weights) -> None:
+    def after_step(step: int, weights: Weights) -> None:
         if step % EVALUATE_EVERY == 0 or step == steps:
             curve.append((step, held_out.reward(weights)))
 
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of others' packages
-        trainer = trl_trainer(run, seed, steps, folder, told)
+        trainer = trl_trainer(run, seed, steps, folder, after_step)
         curve.append((0, held_out.reward(dict(trainer.model.named_parameters()))))
         start = time.monotonic()
         trainer.train()

@@ -134,7 +134,7 @@ class Versions:
         return self._steps >= self._every
 
     def tick(self) -> bool:
-        """For `stop`, which is asked at every step."""
+        """Count one step; passed as `stop`, which is called at every step."""
         self._steps += 1
         return False
 
@@ -188,7 +188,7 @@ def milliseconds(work: Callable[[], object]) -> float:
 
 @dataclasses.dataclass
 class Report:
-    """What was measured, for people and as ratios."""
+    """Measurements, as a table and as ratios."""
 
     table: Table
     ratios: dict[str, object] = dataclasses.field(default_factory=dict)

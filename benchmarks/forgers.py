@@ -230,4 +230,4 @@ FORGERS: dict[str, Callable[[Stage, int], bytes]] = {
     "luckier version": luckier_version,
 }
 COUNTED_SLOWLY = (*DISTANCES, "luckier version")
-"""Too near to what is honest for a single group, or honest but for the choice."""
+"""Forgers that one group cannot reveal: too near to honest, or honest except for the choice."""

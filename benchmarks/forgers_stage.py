@@ -49,7 +49,7 @@ from protocol.manifest import EngineTolerance, Sampling, Sync
 from protocol.sampling import probabilities
 
 Pick = Callable[[NDArray[np.float64], int, int], int]
-"""From the probabilities, the number of the completion and that of the token: the token."""
+"""Choose a token from the probabilities, the completion's number and the token's."""
 ROWS: Final = 16
 """Completions that are drawn at once."""
 
@@ -157,7 +157,7 @@ class Stage:
 
     @property
     def seen(self) -> list[Scores]:
-        """What the judge has measured of the last group, completion by completion."""
+        """Return the verifier's evidence on the last group, one per completion."""
         return self._judge_engine.seen
 
     def at(self, head_id: bytes) -> LocalEngine:

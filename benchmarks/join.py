@@ -1,4 +1,4 @@
-"""How long a new sampler takes from its start to its first group that the trainer accepts.
+"""Time from a new sampler's start to its first accepted group.
 
 A swarm of processes runs on the loopback: a seed, a trainer, a verifier and a sampler, as in the
 demo. Then a sampler that has nothing, no key and no weights, is started by `echo-node join`, again
@@ -65,13 +65,13 @@ class Newcomer:
         self._news = trio.Event()
 
     async def first_group(self) -> dict[str, float]:
-        """Until a group of it was accepted: the seconds to each station."""
+        """Return the seconds to each stage, up to the first accepted group."""
         with trio.move_on_after(LONGEST_SECONDS):
             while "group" not in self._reached and not self.child.silent.is_set():
                 await self._news.wait()
         if "group" not in self._reached:
             raise SystemExit(
-                f"{self.child.name}: no group was accepted; it reached {self._reached}, and said last {self._last};"
+                f"{self.child.name}: no group was accepted; it reached {self._reached}, and its last line was {self._last};"
                 f" its log ends with {self.child.last_words()}"
             )
         return dict(self._reached)
@@ -126,12 +126,12 @@ def figures(stations: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def table(told: Mapping[str, Mapping[str, float]], starts: int) -> Table:
+def table(measured: Mapping[str, Mapping[str, float]], starts: int) -> Table:
     made = Table(title=f"Seconds from a sampler's start, median of {starts}")
     for column in ("engine", "network", "roster", "weights", "first accepted group", "after weights"):
         made.add_column(column, justify="left" if column == "engine" else "right")
     names = ("to_network", "to_roster", "to_weights", "to_first_group", "after_weights")
-    for engine, each in told.items():
+    for engine, each in measured.items():
         made.add_row(engine, *(f"{each[f'seconds_{name}']:.1f}" for name in names))
     return made
 
@@ -146,11 +146,11 @@ def main(words: Sequence[str] | None = None) -> None:
     engines = [engine for engine in ENGINES if engine in installed]
     with tempfile.TemporaryDirectory(prefix="echo-join-") as folder:
         found = trio.run(run_all, Path(folder), engines, starts, Console(stderr=True))
-    told = {engine: figures(stations) for engine, stations in found.items()}
-    Console().print(table(told, starts))
+    measured = {engine: figures(stations) for engine, stations in found.items()}
+    Console().print(table(measured, starts))
     best = engines[0]
-    chosen = {name: told[best][name] for name in ("seconds_to_first_group", "seconds_after_weights")}
-    print(json.dumps({**chosen, "engine": best, "starts": starts, "engines": told}))
+    chosen = {name: measured[best][name] for name in ("seconds_to_first_group", "seconds_after_weights")}
+    print(json.dumps({**chosen, "engine": best, "starts": starts, "engines": measured}))
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def climb(bench: Bench, seconds: float, most: float) -> tuple[Level, Level | Non
 
 
 def flood_pair(bench: Bench, rate: float, seconds: float, *, first: bool) -> tuple[Level, Level]:
-    """With the flood and without it, each going first every other time."""
+    """Measure with and without the flood, in alternating order."""
     if first:
         flooded = bench.level(rate, seconds, flood=True)
         return flooded, bench.level(rate, seconds)
@@ -202,8 +202,8 @@ def _show(levels: list[Level], samplers: int) -> None:
     for column in ("offered/s", *parts):
         shares.add_column(column, justify="right")
     for each in levels:
-        told = f"{each.offered:.0f}" + (" + flood" if each.flood else "")
-        shares.add_row(told, *(f"{each.spent.get(part, 0.0):.0%}" for part in parts))
+        label = f"{each.offered:.0f}" + (" + flood" if each.flood else "")
+        shares.add_row(label, *(f"{each.spent.get(part, 0.0):.0%}" for part in parts))
     Console().print(shares)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import trio
 
-from benchmarks.load_run import Told, identity, obey, open_run, say, swarm_settings, told
+from benchmarks.load_run import Orders, identity, obey, open_run, read_orders, say, swarm_settings
 from benchmarks.load_samplers import GroupMaker, SimulatedSampler
 from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT
@@ -134,7 +134,7 @@ class Flood:
             nursery.cancel_scope.cancel()
 
 
-async def work(given: Told) -> None:
+async def work(given: Orders) -> None:
     with closing(open_run(jailed=False)) as run:
         (name,) = given.names
         async with join_swarm(identity(name), swarm_settings(given.seeds)) as network:
@@ -142,4 +142,4 @@ async def work(given: Told) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(work, told())
+    trio.run(work, read_orders())

@@ -33,7 +33,7 @@ PARTS: Final = (
     ("echo_node/net/", "", "other network"),
     ("libp2p/", "", "other network"),
 )
-"""Where a frame's file and function lead to, the first that fits."""
+"""Patterns of a frame's file and function, and the part of the work; first match wins."""
 
 
 class Watching:

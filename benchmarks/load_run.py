@@ -37,15 +37,15 @@ Obey = Callable[..., Awaitable[dict[str, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
-    """What a process is started with, by its first line."""
+class Orders:
+    """Orders of a process, read from the first line of its standard input."""
 
     folder: str = ""
     seeds: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    """Of the samplers in this process."""
+    """Number of samplers in this process."""
     samplers: int = 0
-    """In the whole swarm."""
+    """Number of samplers in the whole swarm."""
 
 
 def identity(name: str) -> Identity:
@@ -92,9 +92,9 @@ def say(what: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def told() -> Told:
+def read_orders() -> Orders:
     given = json.loads(sys.argv[1])
-    return Told(
+    return Orders(
         given.get("folder", ""),
         tuple(given.get("seeds", ())),
         tuple(given.get("names", ())),

@@ -23,13 +23,13 @@ from benchmarks.load_run import (
     BURST,
     ENGINE,
     UNANSWERED,
-    Told,
+    Orders,
     identity,
     obey,
     open_run,
+    read_orders,
     say,
     swarm_settings,
-    told,
 )
 from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT, Message, Network
@@ -217,7 +217,7 @@ class SimulatedSampler:
 
 
 class Company:
-    """All samplers of this process."""
+    """The samplers of this process."""
 
     def __init__(self, run: Run, samplers: Sequence[SimulatedSampler], networks: Sequence[Network]) -> None:
         self._run = run
@@ -255,7 +255,7 @@ class Company:
     async def push(
         self, start: float, interval: float, bursts: int, phase: float, grace: float
     ) -> dict[str, Any]:
-        """Push for so long, wait for what is unanswered, and tell what came of it."""
+        """Push for so long, wait for what is unanswered, and return the figures."""
         ready, spent = time.monotonic(), time.process_time()
         async with trio.open_nursery() as nursery:
             for number, each in enumerate(self._samplers):
@@ -285,7 +285,7 @@ class Company:
         }
 
 
-async def work(given: Told) -> None:
+async def work(given: Orders) -> None:
     with closing(open_run(jailed=False)) as run:
         async with AsyncExitStack() as stack:
             networks = [
@@ -308,4 +308,4 @@ async def work(given: Told) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(work, told())
+    trio.run(work, read_orders())

@@ -29,7 +29,7 @@ SAMPLERS: Final = 8
 HEAD_START: Final = 0.5
 """Seconds from the order to the first burst, for every process to be ready."""
 GRACE: Final = 20.0
-"""In which the last receipts must come; what has none then is lost."""
+"""Seconds within which the last receipts must come; a group without one is lost."""
 DRAINED: Final = 1.0
 """Seconds after the last push within which a queue that did not grow has been answered."""
 LATE: Final = 0.5
@@ -39,7 +39,7 @@ ANSWER_SECONDS: Final = 120.0
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """What came of one rate."""
+    """Figures of one offered rate."""
 
     offered: float
     seconds: float
@@ -57,12 +57,12 @@ class Level:
     body_overhead: float
     latencies: list[float]
     cpu: float
-    """Of the trainer, in cores."""
+    """CPU time of the trainer, in cores."""
     jail_cpu: float
     cpu_ms: float
-    """Of the trainer and its jail, for each group that was admitted."""
+    """CPU time of the trainer and its jail per admitted group."""
     load_cpu: float
-    """Of the samplers' processes together."""
+    """CPU time of all sampler processes, in cores."""
     spent: dict[str, float]
     flood: dict[str, Any]
     dropped: int
@@ -75,7 +75,7 @@ class Level:
 
     @property
     def is_kept(self) -> bool:
-        """Whether nothing was lost or refused, and the queue did not grow."""
+        """Return whether nothing was lost or refused, and the queue did not grow."""
         whole = self.accepted == self.pushed and not self.lost and not self.refused
         return whole and self.held_back < LATE and self.drain < DRAINED
 
@@ -99,23 +99,23 @@ class Process:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
 
-    def tell(self, do: str, **what: Any) -> None:
+    def order(self, do: str, **what: Any) -> None:
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps({"do": do, **what}) + "\n")
         self._child.stdin.flush()
 
     def hear(self) -> dict[str, Any]:
-        """Its next line. One line answers one order, so none is ever left in the buffer."""
+        """Return the process's next line. One line answers one order."""
         assert self._child.stdout is not None
         ready, _, _ = select.select([self._child.stdout], [], [], ANSWER_SECONDS)
         line = self._child.stdout.readline() if ready else ""
         if not line:
-            raise SystemExit(f"{self._what} has said nothing; it ended with {self._child.poll()}")
-        said: dict[str, Any] = json.loads(line)
-        return said
+            raise SystemExit(f"{self._what} sent no line; it ended with {self._child.poll()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def ask(self, do: str, **what: Any) -> dict[str, Any]:
-        self.tell(do, **what)
+        self.order(do, **what)
         return self.hear()
 
     def end(self) -> None:
@@ -129,7 +129,7 @@ class Process:
 
 
 class Swarm:
-    """A trainer, simulated samplers, and one hostile peer that is quiet until it is told."""
+    """A trainer, simulated samplers, and one hostile peer that is quiet until ordered."""
 
     def __init__(self, trainer: Process, samplers: list[Process], hostile: Process, count: int) -> None:
         self._trainer = trainer
@@ -145,7 +145,7 @@ class Swarm:
         bursts = max(1, round(seconds / interval))
         self.left -= bursts * BURST * self.samplers
         for each in self._samplers:
-            each.tell("prepare", bursts=bursts)
+            each.order("prepare", bursts=bursts)
         for each in self._samplers:
             each.hear()
         if flood:
@@ -155,38 +155,38 @@ class Swarm:
         start = time.monotonic() + HEAD_START
         for number, each in enumerate(self._samplers):
             phase = number / PROCESSES
-            each.tell("push", start=start, interval=interval, bursts=bursts, phase=phase, grace=GRACE)
+            each.order("push", start=start, interval=interval, bursts=bursts, phase=phase, grace=GRACE)
         time.sleep(HEAD_START + bursts * interval)
         at_end = self._trainer.ask("mark", stop=True)
-        said = [each.hear() for each in self._samplers]
+        answers = [each.hear() for each in self._samplers]
         after = self._trainer.ask("mark")
         flooded = self._hostile.ask("end") if flood else {}
         refused: Counter[str] = Counter()
-        for each_said in said:
-            refused.update(each_said["refused"])
-        payload = sum(each_said["payload"] for each_said in said)
+        for answer in answers:
+            refused.update(answer["refused"])
+        payload = sum(answer["payload"] for answer in answers)
         spent = max(at_end["at"] - before["at"], 1e-9)
         return Level(
             offered=rate,
             seconds=bursts * interval,
-            pushed=sum(each_said["pushed"] for each_said in said),
-            accepted=sum(each_said["accepted"] for each_said in said),
-            in_time=sum(each_said["in_time"] for each_said in said),
+            pushed=sum(answer["pushed"] for answer in answers),
+            accepted=sum(answer["accepted"] for answer in answers),
+            in_time=sum(answer["in_time"] for answer in answers),
             refused=dict(refused),
-            lost=sum(each_said["lost"] for each_said in said),
-            by_hand=sum(each_said["by_hand"] for each_said in said),
-            held_back=max(each_said["held_back"] for each_said in said),
-            drain=max(each_said["last_receipt"] - each_said["pushed_at"] for each_said in said),
+            lost=sum(answer["lost"] for answer in answers),
+            by_hand=sum(answer["by_hand"] for answer in answers),
+            held_back=max(answer["held_back"] for answer in answers),
+            drain=max(answer["last_receipt"] - answer["pushed_at"] for answer in answers),
             overhead=(after["bytes_in"] - before["bytes_in"]) / payload,
             body_overhead=(after["bytes_in"] - before["bytes_in"])
-            / sum(each_said["body"] for each_said in said),
-            latencies=[ms for each_said in said for ms in each_said["latencies"]],
+            / sum(answer["body"] for answer in answers),
+            latencies=[ms for answer in answers for ms in answer["latencies"]],
             cpu=(at_end["cpu"] - before["cpu"]) / spent,
             jail_cpu=(at_end["jail_cpu"] - before["jail_cpu"]) / spent,
             cpu_ms=1000
             * sum(after[part] - before[part] for part in ("cpu", "jail_cpu"))
-            / max(sum(each_said["accepted"] for each_said in said), 1),
-            load_cpu=sum(each_said["cpu"] for each_said in said) / spent,
+            / max(sum(answer["accepted"] for answer in answers), 1),
+            load_cpu=sum(answer["cpu"] for answer in answers) / spent,
             spent=at_end["spent"],
             flood=flooded,
             dropped=after["counts"].get("dropped", 0) - before["counts"].get("dropped", 0),
@@ -195,7 +195,7 @@ class Swarm:
 
 @contextmanager
 def start_swarm(count: int) -> Generator[Swarm]:
-    """So many samplers have joined, and the head that has them all in its roster is out."""
+    """Start the swarm, and return once a head has all samplers in its roster."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-load-")))
 

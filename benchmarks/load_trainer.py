@@ -16,7 +16,7 @@ from typing import Any, Final
 import trio
 
 from benchmarks.load_profile import Watching
-from benchmarks.load_run import Told, identity, obey, open_run, say, swarm_settings, told
+from benchmarks.load_run import Orders, identity, obey, open_run, read_orders, say, swarm_settings
 from echo_node.contract.sandbox import JailedContract
 from echo_node.net.base import Network
 from echo_node.net.libp2p import Libp2pNetwork, join_swarm
@@ -45,7 +45,7 @@ class Wire:
 
 
 class Instruments:
-    """What the benchmark asks of a trainer while it works."""
+    """Measurements that the benchmark takes of a working trainer."""
 
     def __init__(self, run: Run, node: Node, wire: Wire) -> None:
         self._run = run
@@ -63,7 +63,7 @@ class Instruments:
             yield network
 
     async def mark(self, *, watch: bool = False, stop: bool = False) -> dict[str, Any]:
-        """How it stands now. `watch` begins to look where time goes; `stop` ends that and tells."""
+        """Return the counters. `watch` starts the profiler; `stop` ends it and adds its shares."""
         assert self.network is not None
         spent = self._watching.stop() if stop and self._watching else {}
         self._watching = Watching() if watch else None
@@ -84,7 +84,7 @@ class Instruments:
 
 
 def _jail_seconds(run: Run) -> float:
-    """Of the processor, by the contract's processes."""
+    """Return the CPU seconds of the contract's processes."""
     assert isinstance(run.contract, JailedContract)
     total = 0.0
     for seat in run.contract.sandbox._workers:  # noqa: SLF001 - an instrument
@@ -94,7 +94,7 @@ def _jail_seconds(run: Run) -> float:
     return total
 
 
-async def work(given: Told) -> None:
+async def work(given: Orders) -> None:
     wire = Wire()
     gate = PauseGate()
     gate.close("load")
@@ -118,4 +118,4 @@ async def work(given: Told) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(work, told())
+    trio.run(work, read_orders())

@@ -42,7 +42,7 @@ Sides = Mapping[str, Sequence[Outcome]]
 
 
 def run_all(
-    seeds: Sequence[int], steps: int, policy: Policy, verifiers: int, tell: Callable[[str], None]
+    seeds: Sequence[int], steps: int, policy: Policy, verifiers: int, report: Callable[[str], None]
 ) -> dict[str, list[Outcome]]:
     """Every side with every seed, one after the other."""
     sides: dict[str, list[Outcome]] = {CLEAN: [], VERIFIED: [], BELIEVED: []}
@@ -54,7 +54,7 @@ def run_all(
         ):
             done = play(side, seed, steps, **options)
             sides[side].append(done)
-            tell(f"{side}, seed {seed}: {done.curve[-1][1]:.3f} in {done.seconds:.0f} s")
+            report(f"{side}, seed {seed}: {done.curve[-1][1]:.3f} in {done.seconds:.0f} s")
     return sides
 
 
@@ -96,7 +96,7 @@ def _final(outcomes: Sequence[Outcome], last: int) -> float:
 
 
 def bounds_lines(results: Mapping[str, Any]) -> list[str]:
-    """Whether each number is where it should be."""
+    """Return one line per bounded figure: its bound, and whether it holds."""
     steps = results["poisoned_steps_over_clean"]
     checks = {
         f"poisoned_steps_over_clean: {steps}, at most {MOST_STEPS}": steps is not None
@@ -140,7 +140,7 @@ def table(sides: Sides) -> Table:
 
 
 def draw(sides: Sides, file: Path) -> None:
-    """All curves in one picture, each seed a line."""
+    """Plot all curves in one picture, one line per seed."""
     import matplotlib as mpl  # noqa: PLC0415 - only a picture needs it
 
     mpl.use("Agg")

@@ -122,10 +122,10 @@ def typed_in(cheat: CheatingEngine, requests: Sequence[SlotRequest]) -> Sequence
     claims = [Claim(prompt, np.array(text)) for prompt, (text, _) in zip(prompts, texts, strict=True)]
     draws = []
     for claim, (_, wrong), scores in zip(claims, texts, cheat.score_many(claims, limits), strict=True):
-        told = scores.logprobs - (BEYOND_CLIP if wrong is None else BELOW_DUAL_CLIP)
+        claimed = scores.logprobs - (BEYOND_CLIP if wrong is None else BELOW_DUAL_CLIP)
         if wrong is not None:
-            told[wrong] = scores.logprobs[wrong] + 0.5  # a ratio below the clip
-        draws.append(_draw(cheat, claim.ids, told))
+            claimed[wrong] = scores.logprobs[wrong] + 0.5  # a ratio below the clip
+        draws.append(_draw(cheat, claim.ids, claimed))
     size = requests[0].group_size
     return [draws[start : start + size] for start in range(0, len(draws), size)]
 
@@ -185,7 +185,7 @@ TURNS: Final[tuple[tuple[str, Way], ...]] = (
     ("typed in", typed_in),
     ("worst of 4", worst_of_several),
 )
-"""What is done call by call: every other time what hurts most."""
+"""Attack per call: the most harmful one every other time."""
 
 
 def _draw(cheat: CheatingEngine, ids: np.ndarray, logprobs: Floats) -> Draw:

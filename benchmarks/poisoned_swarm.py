@@ -36,7 +36,7 @@ from protocol.manifest import Verification
 SAMPLERS: Final = 4
 CHEATS: Final = 2
 HONEST_GROUPS: Final = (0, 64)
-"""What each cheat sends before it begins: nothing, or enough to be trusted."""
+"""Honest groups that a cheat sends first: none, or enough to be trusted."""
 SLOTS: Final = BATCH // SAMPLERS
 STALENESS: Final = 4
 EXTRA_STEPS: Final = 6
@@ -49,7 +49,7 @@ Policy = Literal["none", "self", "sampled", "quorum"]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one run."""
+    """Outcome of one run."""
 
     side: str
     seed: int
@@ -64,7 +64,7 @@ class Outcome:
     cheats_muted: int
     honest_condemned: int
     verdicts: dict[str, int]
-    """What verifiers have found, by reason."""
+    """Verdicts by reason."""
 
 
 def open_poisoned_run(seed: int, policy: Policy, verifiers: int) -> Run:
@@ -73,13 +73,13 @@ def open_poisoned_run(seed: int, policy: Policy, verifiers: int) -> Run:
     if policy == "none":
         return plain
     names = [f"verifier {number}" for number in range(verifiers)] if policy != "self" else []
-    told = dataclasses.replace(
+    manifest = dataclasses.replace(
         plain.manifest,
         verification=Verification(policy=policy, quorum=max(1, len(names)), share=UNVOUCHED),
         verifiers=tuple(sorted(identity(seed, name).public for name in names)),
     )
     with closing(plain):
-        return Run.open(seal(told, identity(seed, "trainer"), ZERO), plain.folder, jailed=False)
+        return Run.open(seal(manifest, identity(seed, "trainer"), ZERO), plain.folder, jailed=False)
 
 
 def play(
@@ -115,7 +115,7 @@ class _Swarm:
         self._steps = steps
         self._honest = SAMPLERS - cheats
         self._cheats: dict[bytes, CheatingEngine] = {}
-        """By their public keys."""
+        """Cheating samplers by public key."""
         self._nodes: list[Node] = []
         self._records = Records()
         self._verifiers: list[Node] = []

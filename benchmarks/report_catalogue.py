@@ -1,6 +1,6 @@
 """Catalogue of benchmarks: what each measures, and the bounds of its figures.
 
-A figure without a bound is told for its own sake.
+A figure without a bound is listed without a judgement.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What is asked of one figure."""
+    """Bound of one figure."""
 
     sign: Literal["≥", "≤", "="]
     value: float
@@ -36,7 +36,7 @@ class Benchmark:
     what: str
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     minutes: float = 1.0
-    """That it takes on two quiet cores, about."""
+    """Approximate minutes on two quiet cores."""
 
 
 def _least(value: float) -> Bound:
@@ -139,7 +139,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         minutes=5,
     ),
 }
-"""In the order in which they run."""
+"""Benchmarks in the order in which they run."""
 
 PARTS: Final[Mapping[str, str]] = {
     "broadcast_node": "broadcast",

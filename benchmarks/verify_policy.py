@@ -51,7 +51,7 @@ def _is_found(trust: Trust, luck: np.random.Generator) -> bool:
 
 
 def _looks(luck: np.random.Generator, groups: int) -> float:
-    """How many of a newcomer's first groups are looked at, if it is honest."""
+    """Return how many of an honest newcomer's first groups are checked."""
     trials, looks = 50, 0
     for _ in range(trials):
         trust = Trust()

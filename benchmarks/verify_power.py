@@ -53,13 +53,13 @@ class Tokens:
 
     @property
     def evidence(self) -> Evidence:
-        """As the verifier adds it up."""
+        """Return the evidence as the verifier accumulates it."""
         (d, z, gap), most = self.rows.sum(axis=1), self.rows.max(axis=1, initial=0.0)
         return Evidence(self.count, d, most[0], z, most[1], gap)
 
 
 class Power:
-    """What can be told from honest tokens of this engine class."""
+    """Statistical power of the check against honest tokens of one engine class."""
 
     def __init__(self, calibration: Tokens, bands: Tolerance) -> None:
         self._calibration, self._bands = calibration, bands
@@ -74,7 +74,7 @@ class Power:
 
     @property
     def most(self) -> int:
-        """The longest samples that can be told apart with so many honest tokens."""
+        """The longest samples that can be distinguished with so many honest tokens."""
         return self._calibration.count // POOLS
 
     def false_alarms(self, honest: Tokens) -> float:

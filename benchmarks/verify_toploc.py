@@ -1,7 +1,7 @@
 """TOPLOC (PyPI `toploc`) beside seed replay: what its proof takes, and what it says nothing of.
 
 It commits to the largest activations of a prefill. So it tells another model or type of weights,
-and nothing of how a token was chosen from what the model said. Where its package can be imported,
+and nothing of how a token was chosen from the model's logits. Where its package can be imported,
 its own code makes the proof that is counted.
 """
 
@@ -14,7 +14,7 @@ _TOKENS: Final = 64
 _HIDDEN: Final = 576
 _BATCH, _TOP = 32, 128
 _FORMAT: Final = (2 + 2 * _TOP) / _BATCH
-"""By its format: a modulus and 128 coefficients of two bytes for every 32 tokens."""
+"""Bytes of a proof by its format: a modulus and 128 two-byte coefficients per 32 tokens."""
 BLIND: Final = (
     *("own luck", "best of 8", "greedy", "temperature 0.8", "temperature 1.2", "top-p 0.9", "edited"),
     *("written elsewhere", "copied", "replayed", "wrong prompt", "false reward", "luckier version"),

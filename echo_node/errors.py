@@ -58,7 +58,7 @@ class ConfigError(EchoError):
 
 
 class StoreError(EchoError):
-    """This machine's disk, or the data on it, cannot be used."""
+    """Local disk or the data on it cannot be used."""
 
 
 class DefectError(EchoError):

@@ -78,7 +78,7 @@ Joining = Callable[[Identity], AbstractAsyncContextManager[Network]]
 
 @dataclass(frozen=True, slots=True)
 class RoleReport:
-    """What a running role reports of itself."""
+    """Figures of a running role."""
 
     role: str = "peer"
     status: Callable[[], Mapping[str, Any]] = dict

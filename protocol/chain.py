@@ -26,7 +26,7 @@ Head: TypeAlias = Opened[WeightsHead]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rules:
-    """What the manifest fixes about the chain."""
+    """Rules of a chain that the manifest fixes."""
 
     run: bytes
     layout: bytes
@@ -82,11 +82,11 @@ class Equivocation:
     def between(cls, a: Head, b: Head) -> Equivocation | None:
         """Return the proof that two heads make, if they make one."""
         first, second = sorted((a, b), key=lambda head: (head.message.version, head.id))
-        same_speaker = (a.run, a.signer, a.message.term) == (b.run, b.signer, b.message.term)
+        same_leader = (a.run, a.signer, a.message.term) == (b.run, b.signer, b.message.term)
         distance = second.message.version - first.message.version
-        told_twice = distance == 0 and first.id != second.id
+        same_place = distance == 0 and first.id != second.id
         denied = distance == 1 and second.message.previous != first.id
-        return cls(first, second) if same_speaker and (told_twice or denied) else None
+        return cls(first, second) if same_leader and (same_place or denied) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ ProtocolError                  what, where in the message, and a `reason` for an
 │   ├── NotFiniteError         NaN or an infinity
 │   ├── BadTextError           a string that is not UTF-8
 │   └── TooLargeError          too long, too deep or too many items
-├── SchemaError                the value is not the message that it is said to be
+├── SchemaError                the value is not the message that it claims to be
 │   ├── UnknownFieldError      a field that this major version does not have
 │   ├── MissingFieldError      a field that it must have
 │   ├── WrongTypeError         a field of another type

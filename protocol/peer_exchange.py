@@ -31,7 +31,7 @@ class PeerPlace:
 
 @record
 class PeersAnswer:
-    """Some peers that the answerer is connected to, sorted by key."""
+    """Peers that the answerer is connected to, sorted by key."""
 
     LIMIT: ClassVar[int] = limits.PEERS_ANSWER_BYTES
 

@@ -82,7 +82,7 @@ class Span:
 
 @record
 class TrajectoryGroup:
-    """All completions of one slot.
+    """Completions of one slot.
 
     `bits` is the width of an id; `heads[0]` is the head whose beacon keys the slot, and under which
     every token was drawn of which `spans` does not say otherwise. `rewards` are what the sampler

@@ -168,7 +168,7 @@ def _mutate(node: ast.AST) -> str:  # noqa: C901, PLR0911 - one branch per opera
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    """Whether an operand is a string or bytes, for which + is no arithmetic."""
+    """Return whether an operand is a string or bytes, for which + is no arithmetic."""
     return any(
         isinstance(side, ast.JoinedStr)
         or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
@@ -260,7 +260,7 @@ class Workspace:
                 process.wait()
 
     def kills(self, mutant: Mutant, tests: Sequence[str]) -> bool:
-        """Whether the tests notice a mutant. The copy is whole again afterwards."""
+        """Return whether the tests notice a mutant. The copy is restored afterwards."""
         file = self.folder / mutant.module
         before = file.read_bytes()
         file.write_text(mutant.source)

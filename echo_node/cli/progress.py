@@ -43,7 +43,7 @@ def shown(
                 return
             next_line = clock() + LINE_SECONDS
             if as_event:
-                events.tell("fetching", str(now), text=str(now))
+                events.emit("fetching", str(now), text=str(now))
             else:
                 events.board.record("fetching", str(now), {"text": str(now)})  # the page has no bar
 

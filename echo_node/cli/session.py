@@ -33,7 +33,7 @@ from echo_node.runtime.pause_gate import PauseGate
 from echo_node.runtime.threads import run_abandonable
 from echo_node.storage import state_dir as state
 from echo_node.storage.state_dir import StateDir, backup_reminder
-from echo_node.telemetry.events import Events, StepEvents, tell_if_alone, tell_mutes, tell_progress
+from echo_node.telemetry.events import Events, StepEvents, report_mutes, report_progress, warn_if_alone
 from echo_node.telemetry.metrics import Records
 from echo_node.weights.tensors import layout_of
 from protocol import Identity, peer_id
@@ -84,7 +84,7 @@ class _Session:
         self._ranks = ranks
         self._place = place
         self._events = events
-        self._gate = PauseGate(events.tell)
+        self._gate = PauseGate(events.emit)
         self._node: Node | None = None
         self._network: Libp2pNetwork | None = None
         self._key_is_new = not place.key.exists()
@@ -102,7 +102,7 @@ class _Session:
     def start(self, run: Run | None = None) -> None:
         options = self._options
         of: Mapping[str, str] = {"run": run.id.hex(), "name": run.manifest.name} if run else {}
-        self._events.tell(
+        self._events.emit(
             "started",
             f"{options.role}{f' of {run.manifest.name}' if run else ''}: this node is {self.identity.peer_id}, "
             f"its state is in {options.state}",
@@ -117,8 +117,8 @@ class _Session:
     async def seed(self) -> None:
         """Run a bootstrap node, at which others meet."""
         async with self._online(self._settings().for_seed()) as network:
-            await tell_mutes(network.mutes, self._events)
-        self._events.tell("stopped", "stopped", finished=False)
+            await report_mutes(network.mutes, self._events)
+        self._events.emit("stopped", "stopped", finished=False)
 
     async def take_part(self, source: Run | ResolvedRun) -> None:
         """Do the role in a run, which is open already or has to be fetched from peers first."""
@@ -132,7 +132,7 @@ class _Session:
                 with closing(run):
                     await self._work(run, network)
             finished = True
-        self._events.tell("stopped", "the steps are done" if finished else "stopped", finished=finished)
+        self._events.emit("stopped", "the steps are done" if finished else "stopped", finished=finished)
 
     # The swarm
 
@@ -170,7 +170,7 @@ class _Session:
             bulk = network.bulk.port if network.bulk else None
             if bulk is not None:
                 words = f"{words}; large blobs at port {bulk}"
-            self._events.tell("listening", words, addresses=found, bulk_port=bulk)
+            self._events.emit("listening", words, addresses=found, bulk_port=bulk)
             if not self._events.as_json and (reminder := backup_reminder(self._place)) is not None:
                 self._events.aside(reminder)
             yield network
@@ -196,7 +196,7 @@ class _Session:
         serve = partial(serve_page, self._events.board, port=options.page, token=token, control=control)
         async with trio.open_nursery() as nursery:
             url = await nursery.start(serve)
-            self._events.tell("page", f"page at {url}", url=url)
+            self._events.emit("page", f"page at {url}", url=url)
             if token:  # never as an event: the page shows those to every visitor
                 self._events.aside(f"page with buttons at {url}#token={token}")
             yield
@@ -206,10 +206,10 @@ class _Session:
 
     async def _fetch_run(self, wanted: ResolvedRun, network: Libp2pNetwork) -> Run:
         """Get a run from peers: its manifest, the person's consent, its model and weights."""
-        options, tell = self._options, self._events.tell
-        tell("seeking", "asking peers for the run")
+        options, emit = self._options, self._events.emit
+        emit("seeking", "asking peers for the run")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tell_if_alone, network, self._events)
+            nursery.start_soon(warn_if_alone, network, self._events)
             manifest = await fetch_manifest(network, wanted, options.choose)
             nursery.cancel_scope.cancel()
         check_manifest(options, self.identity, manifest.message)
@@ -229,7 +229,7 @@ class _Session:
         else:
             model = await trio.to_thread.run_sync(model_folder, options.model)
         run = await trio.to_thread.run_sync(Run.open, manifest.sealed, model)
-        tell(
+        emit(
             "found",
             f"run {run.manifest.name}, by {peer_id(manifest.signer)}",
             run=run.id.hex(),
@@ -263,8 +263,8 @@ class _Session:
             ranks=self._ranks,
         )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(tell_progress, node, network, self._events)
-            nursery.start_soon(tell_mutes, lambda: node.mutes(network), self._events)
+            nursery.start_soon(report_progress, node, network, self._events)
+            nursery.start_soon(report_mutes, lambda: node.mutes(network), self._events)
             nursery.start_soon(self._watch_disk)
             await self._do_role(node, run, folder)
             nursery.cancel_scope.cancel()
@@ -291,7 +291,7 @@ class _Session:
             )
             engine, slots, threads = choice.engine_class, choice.slots, options.threads or free_cores()
             device = device_of(engine, options.allowance.device)
-            self._events.tell(
+            self._events.emit(
                 "engine",
                 f"sampling with {engine} (device {device}, {threads} threads, {slots} groups at a time): {choice.why}",
                 engine=engine,

@@ -129,36 +129,36 @@ POINTS: Final = (
 
 def show_contract(subject: Subject, *, samples: int = 3, seconds: float = SECONDS) -> Trial:
     """Return some prompts and scores, made in a process of its own."""
-    told = run_trial(
+    trial = run_trial(
         subject, [{"name": "show", "act": "show", "keys": samples}], hash_seed=0, seconds=seconds
     )
-    if problem := _of(told, "load") or _of(told, "show"):
+    if problem := _of(trial, "load") or _of(trial, "show"):
         if "error" in problem:
             raise ContractError(problem["error"])
         raise ContractError(f"trying {subject.name}: {problem['why']}", advice=ADVICE)
-    return told
+    return trial
 
 
 def run_trial(subject: Subject, steps: Sequence[Step], *, hash_seed: int, seconds: float) -> Trial:
     """Run every step; a step that ends its process is noted, and the rest run in another."""
     about: dict[str, Any] = {}
-    told: dict[str, dict[str, Any]] = {}
+    outcomes: dict[str, dict[str, Any]] = {}
     left = list(steps)
     while left:
         lines, why = _in_a_process(subject, left, hash_seed, seconds)
         done = {line["did"]: line for line in lines if "did" in line}
         about = about or done.pop("load", {})
-        told |= {name: line for name, line in done.items() if name != "load"}
+        outcomes |= {name: line for name, line in done.items() if name != "load"}
         stopped = next(
             (line["doing"] for line in lines[::-1] if line.get("doing") not in {None, *done}), None
         )
         if "error" in about or stopped == "load" or not lines:
-            return Trial(about or {"stopped": True, "why": why}, told)
+            return Trial(about or {"stopped": True, "why": why}, outcomes)
         if stopped is None or stopped == "load":
             break
-        told[stopped] = {"stopped": True, "why": why}
+        outcomes[stopped] = {"stopped": True, "why": why}
         left = left[next(n for n, step in enumerate(left) if step["name"] == stopped) + 1 :]
-    return Trial(about, told)
+    return Trial(about, outcomes)
 
 
 def _in_a_process(
@@ -191,27 +191,27 @@ def _in_a_process(
         ) as process,
     ):
         try:
-            told, _ = process.communicate(json.dumps(order).encode(), timeout=seconds)
+            output, _ = process.communicate(json.dumps(order).encode(), timeout=seconds)
             why = f"its process ended with {process.returncode}"
         except subprocess.TimeoutExpired:
             why = f"it was stopped after {seconds:g} seconds"
             _end(process)
-            told, _ = process.communicate()
+            output, _ = process.communicate()
         finally:
             _end(process)
-    return _lines(told), why
+    return _lines(output), why
 
 
-def _lines(told: bytes) -> list[dict[str, Any]]:
+def _lines(output: bytes) -> list[dict[str, Any]]:
     """Return the worker's lines, without what the contract may have printed between them."""
     lines = []
-    for line in told.splitlines():
+    for line in output.splitlines():
         try:
-            said = json.loads(line)
+            row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(said, dict) and ("did" in said or "doing" in said):
-            lines.append(said)
+        if isinstance(row, dict) and ("did" in row or "doing" in row):
+            lines.append(row)
     return lines
 
 
@@ -223,15 +223,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
-def _about(told: Mapping[str, Any]) -> str:
-    layers = one_line(", ".join(told.get("layers", ()))) or "nothing: this system has no jail"
-    return f"{told['name']} {told['version']}, tried behind {layers}"
+def _about(about: Mapping[str, Any]) -> str:
+    layers = one_line(", ".join(about.get("layers", ()))) or "nothing: this system has no jail"
+    return f"{about['name']} {about['version']}, tried behind {layers}"
 
 
 def _of(trial: Trial, step: str) -> dict[str, Any] | None:
     """Return what went wrong in a step, if anything."""
-    told = trial.about if step == "load" else trial.steps.get(step, {"stopped": True, "why": "it never came"})
-    return told if "error" in told or "stopped" in told else None
+    outcome = (
+        trial.about if step == "load" else trial.steps.get(step, {"stopped": True, "why": "it never came"})
+    )
+    return outcome if "error" in outcome or "stopped" in outcome else None
 
 
 def _not_tried(*but: str) -> list[Finding]:
@@ -271,27 +273,27 @@ def _worth_of(score: Mapping[str, Any]) -> Any:
 
 def _range(first: Trial, second: Trial) -> Finding:
     """Check the range of all scores; an error counts as a score out of range."""
-    for name, told in {**first.steps, **second.steps}.items():
-        for score in _scores(told):
+    for name, outcome in {**first.steps, **second.steps}.items():
+        for score in _scores(outcome):
             if "error" in score:
                 return Finding("range", FAILED, one_line(f"{name}: {score['error']}"))
     return Finding("range", PASSED, f"every score is from {first.about['low']:g} to {first.about['high']:g}")
 
 
-def _scores(told: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if "rows" in told:
-        return [score for row in told["rows"].values() for score in row["scores"].values()]
-    scores = told.get("scores", [])
+def _scores(outcome: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if "rows" in outcome:
+        return [score for row in outcome["rows"].values() for score in row["scores"].values()]
+    scores = outcome.get("scores", [])
     return scores if isinstance(scores, list) else []
 
 
 def _worth(first: Trial, rows: Mapping[str, Any]) -> Finding:
     """Check that a right answer scores more than none, where the contract has one."""
-    told = [row["scores"] for row in rows.values() if row["own"]]
-    if not told:
+    scored = [row["scores"] for row in rows.values() if row["own"]]
+    if not scored:
         return Finding("worth", PASSED, "it names no answer of its own")
-    own = statistics.fmean(scores["its own"].get("value", first.about["low"]) for scores in told)
-    none = statistics.fmean(scores["empty"].get("value", first.about["low"]) for scores in told)
+    own = statistics.fmean(scores["its own"].get("value", first.about["low"]) for scores in scored)
+    none = statistics.fmean(scores["empty"].get("value", first.about["low"]) for scores in scored)
     text = f"its own answers score {own:.3g}, no answer {none:.3g}"
     return _verdict("worth", text if own <= none else "", text)
 
@@ -302,11 +304,13 @@ def _time(first: Trial, second: Trial) -> Finding:
     score = statistics.median(each["seconds"] for row in rows for each in row["scores"].values())
     slowest = [
         (each["work"], name)
-        for name, told in {**first.steps, **second.steps}.items()
-        for each in _scores(told)
+        for name, outcome in {**first.steps, **second.steps}.items()
+        for each in _scores(outcome)
     ]
     worst, where = max(slowest)
-    problem = next((f"{name}: {told['why']}" for name, told in second.steps.items() if "stopped" in told), "")
+    problem = next(
+        (f"{name}: {outcome['why']}" for name, outcome in second.steps.items() if "stopped" in outcome), ""
+    )
     if prompt > _PROMPT_SECONDS or score > _SCORE_SECONDS or worst > _HOSTILE_SECONDS:
         problem = f"a prompt takes {prompt:.2g} s, a score {score:.2g} s, the slowest {worst:.2g} s ({where})"
     fine = (
@@ -315,22 +319,22 @@ def _time(first: Trial, second: Trial) -> Finding:
     return _verdict("time", problem, fine)
 
 
-def _memory(told: Mapping[str, Any]) -> Finding:
-    if "grown" not in told:
+def _memory(outcome: Mapping[str, Any]) -> Finding:
+    if "grown" not in outcome:
         return Finding(
-            "memory", FAILED, one_line(told.get("error") or told.get("why") or "it could not be tried")
+            "memory", FAILED, one_line(outcome.get("error") or outcome.get("why") or "it could not be tried")
         )
-    text = f"{max(0, told['grown']) / 1024:,.0f} KiB more after {told['scores']} scores of {told['text']} characters"
-    return _verdict("memory", text if told["grown"] > _GROWTH else "", text)
+    text = f"{max(0, outcome['grown']) / 1024:,.0f} KiB more after {outcome['scores']} scores of {outcome['text']} characters"
+    return _verdict("memory", text if outcome["grown"] > _GROWTH else "", text)
 
 
 def _texts(second: Trial, point: str, names: Sequence[str]) -> Finding:
     count = 0
     for name in names:
-        told = second.steps.get(f"text: {name}", {"stopped": True, "why": "it was not reached"})
-        if "stopped" in told or "error" in told:
-            return Finding(point, FAILED, one_line(f"{name}: {told.get('error') or told['why']}"))
-        for score in told["scores"]:
+        outcome = second.steps.get(f"text: {name}", {"stopped": True, "why": "it was not reached"})
+        if "stopped" in outcome or "error" in outcome:
+            return Finding(point, FAILED, one_line(f"{name}: {outcome.get('error') or outcome['why']}"))
+        for score in outcome["scores"]:
             count += 1
             if "error" in score:
                 return Finding(point, FAILED, one_line(f"{name}: {score['error']}"))
@@ -341,19 +345,19 @@ def _texts(second: Trial, point: str, names: Sequence[str]) -> Finding:
     return Finding(point, PASSED, f"{count} texts, each with a score and none with the highest")
 
 
-def _variety(told: Mapping[str, Any]) -> Finding:
-    if "distinct" not in told:
+def _variety(outcome: Mapping[str, Any]) -> Finding:
+    if "distinct" not in outcome:
         return Finding(
-            "variety", FAILED, one_line(told.get("error") or told.get("why") or "it could not be tried")
+            "variety", FAILED, one_line(outcome.get("error") or outcome.get("why") or "it could not be tried")
         )
-    text = f"{told['distinct']} different prompts from {told['keys']} keys"
-    return _verdict("variety", text if 2 * told["distinct"] < told["keys"] else "", text)
+    text = f"{outcome['distinct']} different prompts from {outcome['keys']} keys"
+    return _verdict("variety", text if 2 * outcome["distinct"] < outcome["keys"] else "", text)
 
 
-def _reach(told: Mapping[str, Any], kind: str, point: str, doing: str) -> Finding:
-    if "seen" not in told:
+def _reach(outcome: Mapping[str, Any], kind: str, point: str, doing: str) -> Finding:
+    if "seen" not in outcome:
         return Finding(
-            point, FAILED, one_line(told.get("error") or told.get("why") or "it could not be tried")
+            point, FAILED, one_line(outcome.get("error") or outcome.get("why") or "it could not be tried")
         )
-    seen: list[str] = told["seen"][kind]
+    seen: list[str] = outcome["seen"][kind]
     return _verdict(point, f"{doing} {', '.join(seen)}".strip() if seen else "", "left alone")

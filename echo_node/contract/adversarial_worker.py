@@ -34,13 +34,13 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)  # what the contract prints is no result
     os.dup2(nothing, 2)
-    _tell(out, doing="load")
+    _report(out, doing="load")
     try:
         contract, enclosure = _set_up(order)
     except EchoError as error:
-        _tell(out, did="load", error=str(error))
+        _report(out, did="load", error=str(error))
         return
-    _tell(
+    _report(
         out,
         did="load",
         name=contract.name,
@@ -51,11 +51,11 @@ def main() -> None:
         layers=[layer.name for layer in enclosure.layers if layer.active],
     )
     for step in order["steps"]:
-        _tell(out, doing=step["name"])
+        _report(out, doing=step["name"])
         try:
-            _tell(out, did=step["name"], **_ACTS[step["act"]](contract, step))
+            _report(out, did=step["name"], **_ACTS[step["act"]](contract, step))
         except EchoError as error:
-            _tell(out, did=step["name"], error=str(error))
+            _report(out, did=step["name"], error=str(error))
 
 
 def _set_up(order: Mapping[str, Any]) -> tuple[Contract, Enclosure]:
@@ -76,8 +76,8 @@ def _made(found: type[Contract], params: Mapping[str, object]) -> Contract:
         return found(params)
 
 
-def _tell(out: TextIO, **said: Any) -> None:
-    out.write(json.dumps(said) + "\n")
+def _report(out: TextIO, **line: Any) -> None:
+    out.write(json.dumps(line) + "\n")
     out.flush()
 
 
@@ -94,14 +94,14 @@ def _key(number: int) -> bytes:
 
 
 def _digest(prompt: Prompt) -> str:
-    said = json.dumps([prompt.text, sorted(prompt.data.items()), prompt.system, prompt.chat])
-    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+    content = json.dumps([prompt.text, sorted(prompt.data.items()), prompt.system, prompt.chat])
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def _scored(contract: Contract, prompt: Prompt, text: str) -> dict[str, Any]:
     start, busy = time.perf_counter(), time.process_time()
-    said = _judged(contract, prompt, text)
-    return {**said, "seconds": time.perf_counter() - start, "work": time.process_time() - busy}
+    score = _judged(contract, prompt, text)
+    return {**score, "seconds": time.perf_counter() - start, "work": time.process_time() - busy}
 
 
 def _judged(contract: Contract, prompt: Prompt, text: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Final
 
 LONGEST: Final = 4096  # characters: whoever writes more between the tags has not answered
 WAYS: Final = ("tags", "boxed", "after", "last-line", "whole")
-"""Where an answer stands: <answer>…</answer>, \\boxed{…}, the rest of the line after `Answer:`, the
+"""Places of an answer: <answer>…</answer>, \\boxed{…}, the rest of the line after `Answer:`, the
 last line, or the whole completion."""
 
 _ASKING: Final = {

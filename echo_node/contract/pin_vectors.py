@@ -38,7 +38,7 @@ def prompt_digest(prompt: Prompt) -> bytes:
     """Return the hash of what the model reads: the text, or a chat's messages."""
     if not prompt.chat:
         return blob_id(prompt.text.encode())
-    return blob_id(canonical.pack([[said["role"], said["content"]] for said in prompt.messages]))
+    return blob_id(canonical.pack([[each["role"], each["content"]] for each in prompt.messages]))
 
 
 def check_vectors(contract: Contract, vectors: Iterable[ContractVector]) -> None:

@@ -63,7 +63,7 @@ class NodeStatus:
 
     @property
     def is_up(self) -> bool:
-        """Whether it is in the swarm; for a sampler, whether it is in the roster."""
+        """Return whether it is in the swarm; for a sampler, whether it is in the roster."""
         return self.joined if self.role == "sampler" else bool(self.addresses)
 
 

@@ -204,7 +204,7 @@ class SwarmDemo:
             member.update(event)
             if event["event"] == "page":
                 self.page = str(event["url"])
-            self._tell()
+            self._notify()
 
         arguments = [*command, *options, *words]
         child = Child(name, node_command(arguments), self.folder / f"{name}.log", on_event)
@@ -219,16 +219,16 @@ class SwarmDemo:
             await child.ended()
         if not member.finished:
             self._fail(child.name, child.how_it_ended())
-        self._tell()
+        self._notify()
 
     def _fail(self, name: str, how: str) -> None:
         """Record the first failure: others follow from it."""
         if not self.failure and self._took is None:
             self.failure = f"The {name} failed: {how}."
             self.last_words = self._children[name].last_words()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = trio.Event()
 

@@ -82,7 +82,7 @@ class SlotRequest:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From its token `start` on, a completion was drawn under this head, up to the next span."""
+    """Tokens of a completion from `start` to the next span, drawn under one head."""
 
     start: int
     head_id: bytes
@@ -130,11 +130,11 @@ class Scores:
     squares: Floats
 
     def replay(self, u: Floats) -> Replay:
-        """How far each token lies from where its number `u` would have drawn it."""
+        """Return the distance of each token from the one that its uniform `u` draws."""
         return distances(u, self.low, self.high, self.squares_low, self.squares_high, self.squares)
 
     def parts(self, sizes: Sequence[int]) -> list[Scores]:
-        """Those of the first so many tokens, then of the next, and so on."""
+        """Split the scores into parts of the given lengths, in order."""
         columns = (self.logprobs, self.low, self.high, self.squares_low, self.squares_high, self.squares)
         cuts = np.cumsum(sizes)[:-1]
         return [Scores(*part) for part in zip(*(np.split(each, cuts) for each in columns), strict=True)]
@@ -155,11 +155,11 @@ class Description:
     rows: int
     """Completions that it draws at once."""
     tokens_per_second: float | None
-    """As last seen; None: it has generated nothing yet."""
+    """Measured by the last call; None before the first."""
 
 
 def never() -> bool:
-    """Nobody asks to stop."""
+    """Return False: the default of `stop`."""
     return False
 
 

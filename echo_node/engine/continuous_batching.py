@@ -115,7 +115,7 @@ class Batch:
         """Whether the rows are still those of other weights."""
         self._reach = Reach(decoder.vocabulary, decoder.context)
         self.tokens, self.seconds = 0, 0.0
-        """What came out so far, and how long that took."""
+        """Tokens generated so far, and the seconds that they took."""
 
     @property
     def room(self) -> int:
@@ -128,11 +128,11 @@ class Batch:
 
     @property
     def updatable(self) -> bool:
-        """Whether no running completion has changed its head yet."""
+        """Return whether no running completion has changed its head yet."""
         return all(len(each.spans) == 1 for each in self._completions())
 
     def check(self, requests: Iterable[SlotRequest]) -> None:
-        """All of these could be taken; an `EngineError` says why not."""
+        """Raise `EngineError` unless all of these requests can be taken."""
         for number, request in enumerate(requests, self._taken):
             self._reach.check_request(request, number)
 
@@ -214,7 +214,7 @@ class Batch:
             yield group, range(first, first + count)
 
     def _make_room(self, length: int) -> None:
-        """For as many rows as this machine has memory for."""
+        """Grow the rows, as far as this machine has memory."""
         self._length = _rounded(length, self._decoder.context)
         while True:
             try:

@@ -28,7 +28,7 @@ class Decoder(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """What weights, keys and values take."""
+        """Bytes of weights, keys and values."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from echo_node.errors import ConfigError, EngineError, boundary
 AUTO: Final = "auto"
 """The best device there is."""
 PACKAGES: Final = {"torch": ("torch", "transformers"), "llama": ("llama_cpp", "gguf")}
-"""What each kind of engine imports. The extras of our own package have the same names."""
+"""Packages of each kind of engine; the extras of our own package have the same names."""
 CLASSES: Final = (
     "llama/f16",
     "torch/f32",
@@ -85,7 +85,7 @@ def make_engine(spec: EngineSpec) -> LocalEngine:
 
 
 def check_class(engine_class: str) -> None:
-    """There are engines of this class, and their packages are installed."""
+    """Raise unless the engine class exists and its packages are installed."""
     if engine_class not in CLASSES:
         raise ConfigError(
             f"there are no engines of the class {engine_class!r}", advice=f"take one of {', '.join(CLASSES)}"
@@ -131,7 +131,7 @@ def ready_classes(allowed: Collection[str], device: str = AUTO) -> list[str]:
 
 
 def device_of(engine_class: str, wanted: str) -> str:
-    """Where an engine of this class computes, if a person wants this device."""
+    """Return the device on which an engine of this class runs, for `--device`."""
     best = torch_device() if _medium(engine_class) == "torch" else llama_device()
     return best if wanted in {AUTO, best} else "cpu"
 
@@ -147,7 +147,7 @@ def check_device(wanted: str, *, torch_only: bool = False) -> None:
 
 
 def torch_device() -> str:
-    """Where torch would compute. It is imported only if the machine shows signs of a GPU."""
+    """Return torch's device; torch is imported only if the machine seems to have a GPU."""
     if not _has(PACKAGES["torch"]) or not _signs_of_a_gpu():
         return "cpu"
     with boundary(EngineError, "asking torch for its devices"):

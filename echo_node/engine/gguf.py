@@ -26,7 +26,7 @@ BLOCK: Final = 32  # elements that share a scale in q8_0 and q4_0
 _ALIGNMENT: Final = 32
 _STEP: Final = 2**16  # elements that are converted at once: what the cache holds
 _LARGEST: Final = {"f16": 65504.0, "q8_0": 65504.0 * 127, "q4_0": 65504.0 * 8}
-"""What a type holds: f16 itself, or a scale in f16 and steps of it."""
+"""Record of a GGUF type: f16 itself, or an f16 scale and its quantised steps."""
 _OPEN_FILES: Final = Path("/proc/self/fd")
 
 _TYPES: Final = {
@@ -73,12 +73,12 @@ class Slot:
 
     @property
     def cells(self) -> int:
-        """How many numbers or blocks it holds."""
+        """Number of values or blocks."""
         return math.prod(self.place.shape) // (BLOCK if self.kind in BLOCKED else 1)
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Size in bytes."""
         return self.cells * _CELLS[self.kind].itemsize
 
 

@@ -25,7 +25,7 @@ _ADVICE: Final = "use the torch engine for this model"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor goes; with `heads` above 0 the rows of that many heads are interleaved."""
+    """Target of a tensor; with `heads` above 0 the rows of that many heads are interleaved."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class ModelPlan:
     epsilon: float
     theta: float
     stretches: tuple[float, ...]
-    """By how much each frequency of the positions is slowed down; empty: none is."""
+    """RoPE scaling factor of each frequency; empty without scaling."""
     places: Mapping[str, Place]
 
     @property

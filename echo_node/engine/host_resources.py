@@ -49,7 +49,7 @@ def core_quota(*, proc: Path = PROC, groups: Path = GROUPS) -> float | None:
 
 
 def busy_cores(mine: frozenset[int], seconds: float = SAMPLE_SECONDS, *, proc: Path = PROC) -> float:
-    """How many of these cores other processes keep busy, watched for so long."""
+    """Return how many of these cores other processes keep busy, measured for some seconds."""
     before, own, begin = _core_times(mine, proc), time.process_time(), time.monotonic()
     if before is None:
         return min(float(len(mine)), os.getloadavg()[0])
@@ -149,7 +149,7 @@ SPARE: Final = 0.9
 
 
 class NoRoomError(EngineError):
-    """This machine has too little memory for it."""
+    """Too little memory on this machine."""
 
 
 def check_fits(wanted: int, what: str, *, advice: str) -> None:

@@ -120,7 +120,7 @@ class LlamaDecoder:
 
     @property
     def memory_bytes(self) -> int:
-        """What weights, keys and values take."""
+        """Bytes of weights, keys and values."""
         rooms = (room for room in (self._room, self._desk) if room is not None)
         return self._size + sum(self._kv_bytes(room.rows, room.length) for room in rooms)
 

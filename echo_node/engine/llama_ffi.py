@@ -46,8 +46,8 @@ def _silence() -> None:
 
 def _failure(what: str, advice: str) -> EngineError:
     """Return an error that quotes the first complaint; later ones only say that it failed."""
-    said = f": {_complaints[0]}" if _complaints else ""
-    return EngineError(f"{what}{said}", advice=advice)
+    complaint = f": {_complaints[0]}" if _complaints else ""
+    return EngineError(f"{what}{complaint}", advice=advice)
 
 
 def offloads() -> bool:

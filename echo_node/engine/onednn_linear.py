@@ -22,9 +22,9 @@ from echo_node.engine.host_resources import available_memory
 LEAST: Final = 2**17
 """Elements of a matrix that gains by it."""
 ROWS: Final = 16
-"""For which it is packed: others go through it as well."""
+"""Rows for which weights are packed; other numbers work too."""
 PART: Final = 1 / 8
-"""Of the free memory: copies may take so much, and keys and values need the rest."""
+"""Share of the free memory for packed copies; keys and values need the rest."""
 
 
 class OneDnnLinears:
@@ -42,7 +42,7 @@ class OneDnnLinears:
 
     @property
     def nbytes(self) -> int:
-        """What the copies take once all are there."""
+        """Bytes of all packed copies."""
         return sum(layer.weight.nbytes for layer in self._packed)
 
     @contextmanager

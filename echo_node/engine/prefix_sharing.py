@@ -53,7 +53,7 @@ def shared_row(sequences: Sequence[Ids], keep: Sequence[int]) -> SharedRow | Non
 
 
 def _common(sequences: Sequence[Ids]) -> int:
-    """How many first ids all of them have in common."""
+    """Return the length of the common prefix."""
     shortest = min(ids.size for ids in sequences)
     first = sequences[0][:shortest]
     same = np.logical_and.reduce([ids[:shortest] == first for ids in sequences])

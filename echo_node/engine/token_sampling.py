@@ -39,7 +39,7 @@ def draw(logits: Logits, rows: Ids, u: Floats, temperature: float) -> tuple[Ids,
 
 
 def measure(logits: Logits, ids: Ids, temperature: float) -> Scores:
-    """Where each of `ids` stands in the distribution of its own row of `logits`."""
+    """Return the log-probability and cumulative interval of each id in its row of `logits`."""
     columns = np.empty((6, ids.size))
     work = _Work(logits, temperature)
     for block in work.blocks:
@@ -75,7 +75,7 @@ class _Work:
         return self._two[: block.stop - block.start]
 
     def probabilities(self, block: slice) -> Floats:
-        """As `protocol.sampling.probabilities` has them, bit for bit."""
+        """Return probabilities, bit for bit those of `protocol.sampling.probabilities`."""
         powers = self._one[: block.stop - block.start]
         powers[...] = self._logits[block]
         if self._temperature != 1.0:

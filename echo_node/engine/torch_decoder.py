@@ -70,7 +70,7 @@ class TorchDecoder:
 
     @property
     def memory_bytes(self) -> int:
-        """What weights, keys and values take."""
+        """Bytes of weights, keys and values."""
         weights = sum(weight.nbytes for weight in self._weights.values())
         return weights + self._packing.nbytes + self._columns.nbytes
 
@@ -289,7 +289,7 @@ def _bytes_per_id(config: PreTrainedConfig, dtype: torch.dtype) -> int:
 
 
 def _can_share(config: PreTrainedConfig) -> bool:
-    """Whether attention and positions are what they are told: no window slides over them."""
+    """Return whether attention follows the given mask and positions: no sliding window."""
     return config.model_type in _SHARING and set(getattr(config, "layer_types", None) or ()) <= {
         "full_attention"
     }

@@ -59,7 +59,7 @@ class Cost:
 
     @property
     def is_sane(self) -> bool:
-        """Whether the cost is neither worthless nor too much for a small machine.
+        """Return whether the cost is neither worthless nor too much for a small machine.
 
         A stranger may have chosen it.
         """

@@ -74,7 +74,7 @@ def _read(path: Path) -> dict[str, Any]:
     with boundary(ConfigError, f"reading {path}", advice="it must be JSON: fetch it again"):
         if path.stat().st_size > _LARGEST_TEXT:
             raise ConfigError(f"{path} is too large to describe a model")
-        told = json.loads(path.read_text("utf-8"))
-    if not isinstance(told, dict):
+        config = json.loads(path.read_text("utf-8"))
+    if not isinstance(config, dict):
         raise ConfigError(f"{path} is JSON, but no table", advice="fetch it again")
-    return told
+    return config

@@ -15,7 +15,7 @@ from echo_node.errors import ConfigError, EchoError, boundary
 
 def unpack(file: Path, folder: Path) -> None:
     """Write the model and the tokenizer of a GGUF file. A model with a part missing is none."""
-    import torch  # noqa: PLC0415 - so that a wrong call is told at once
+    import torch  # noqa: PLC0415 - so that a wrong call fails at once
     import transformers  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as alone, boundary(ConfigError, "reading it"):
@@ -27,9 +27,9 @@ def unpack(file: Path, folder: Path) -> None:
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             alone, config=config, dtype=torch.bfloat16, output_loading_info=True, **place, **how
         )
-        model, told = loaded
-        if told["missing_keys"]:
-            raise ConfigError(f"the weights {min(told['missing_keys'])} are missing in it")
+        model, loading = loaded
+        if loading["missing_keys"]:
+            raise ConfigError(f"the weights {min(loading['missing_keys'])} are missing in it")
         for name, weight in model.named_parameters():
             if not torch.isfinite(weight).all():
                 raise ConfigError(f"the weights {name} are not finite")

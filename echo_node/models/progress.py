@@ -1,12 +1,12 @@
-"""How far the finding of a model is. Counts; shows nothing."""
+"""Progress callback of model resolution: stage, bytes done, bytes in all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[str, int, int], None]
-"""Is told what is being done, and how many bytes of how many are done; 0 of 0: nobody can say."""
+"""Called with the stage, the bytes done and the bytes in all; 0 of 0 where it is unknown."""
 
 
 def no_progress(doing: str, done: int, total: int) -> None:
-    """Nobody watches."""
+    """Ignore progress."""

@@ -100,7 +100,7 @@ Failure: TypeAlias = Literal[
     "no-handler",  # it does not answer on this stream
     "busy",  # it has as many questions in hand as it takes, or has had enough of this asker's for now
     "too-large",  # the question for its handler, or the answer for us
-    "refused",  # its handler said no
+    "refused",  # its handler refused
     "internal-error",  # its handler failed
     "deadline",
     "left",  # this node has left the network

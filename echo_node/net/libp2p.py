@@ -136,7 +136,7 @@ class Libp2pNetwork:
 
     @property
     def reachability(self) -> Reachability:
-        """Whether and how others can dial this node."""
+        """Return whether and how others can dial this node."""
         return self._reachability
 
     def known(self) -> Mapping[bytes, Sequence[str]]:

@@ -45,7 +45,7 @@ class LinkFaults:
 
 @dataclass(frozen=True, slots=True)
 class Transmission:
-    """When each copy of a message is due, in order; empty if it is lost."""
+    """Due times of the copies of a message, in order; empty if it is lost."""
 
     due: tuple[float, ...]
     reordered: bool = False

@@ -28,7 +28,7 @@ class Subscription(Generic[T]):
         self._in, self._out = trio.open_memory_channel[T](capacity)
         self._gone = ""
         self.dropped = 0
-        """How many items a slow reader has lost."""
+        """Number of items that a slow reader has lost."""
 
     def put(self, item: T) -> bool:
         """Add an item; return False if an older one was dropped. No-op after the end."""

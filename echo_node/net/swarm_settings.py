@@ -41,7 +41,7 @@ class SwarmSettings:
     bulk: bool = True
     """Whether to open the bulk port: a TCP port with TLS 1.3 for large blobs."""
     bulk_port: int = 0
-    """Its number; 0 is the one after the first that `listen` names, or else any free one."""
+    """Bulk port; 0 is the one after the first that `listen` names, or else any free one."""
 
     def for_seed(self, *, public: bool | None = True) -> SwarmSettings:
         """Return the same settings for a bootstrap node: more connections, and dialable."""

@@ -53,7 +53,7 @@ def groups_in(data: bytes) -> tuple[Envelope, ...]:
 
 
 class GroupRefFetcher:
-    """Fetch the groups behind references. `welcome` tells from which samplers."""
+    """Fetch the groups behind references. `welcome` decides from which samplers."""
 
     def __init__(self, network: Network, run: bytes, *, welcome: Callable[[bytes], bool]) -> None:
         self._blobs = BlobClient(network)

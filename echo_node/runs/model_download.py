@@ -150,7 +150,7 @@ async def _fetch_weights(
             named=_providers(network, manifest.message),
             uplink=UploadLimit(allowance.up),
             downlink=Throttle(allowance.down),
-            tell=on_progress,
+            on_progress=on_progress,
         )
         async with puller.work():
             await _pull_newest(puller, _providers(network, manifest.message), on_progress)

@@ -66,7 +66,7 @@ class Tokenizer:
 
     @property
     def has_template(self) -> bool:
-        """Whether there is a chat template for `render`."""
+        """Return whether there is a chat template for `render`."""
         return self._template is not None
 
     def encode(self, text: str) -> NDArray[np.int64]:

@@ -36,8 +36,8 @@ def _ignore(_event: str, _words: str, /, **_more: Any) -> None:
 class PauseGate:
     """Open while no reason to pause exists. For the tasks of one trio loop."""
 
-    def __init__(self, tell: EventCallback = _ignore) -> None:
-        self._tell = tell
+    def __init__(self, on_event: EventCallback = _ignore) -> None:
+        self._on_event = on_event
         self._reasons: dict[str, None] = {}
         self._opened = trio.Event()
 
@@ -61,7 +61,7 @@ class PauseGate:
         words = f"paused ({', '.join(self._reasons)})"
         if reason == LEAVING:
             words = "leaving: starting nothing new; finished groups are delivered, or kept for the next start"
-        self._tell("paused", words, reasons=list(self._reasons))
+        self._on_event("paused", words, reasons=list(self._reasons))
 
     def open(self, reason: str) -> None:
         """Remove a reason to pause."""
@@ -71,10 +71,10 @@ class PauseGate:
         del self._reasons[reason]
         if self._reasons:
             words = f"still paused ({', '.join(self._reasons)})"
-            self._tell("paused", words, reasons=list(self._reasons))
+            self._on_event("paused", words, reasons=list(self._reasons))
         else:
             self._opened.set()
-            self._tell("resumed", "resumed", reasons=[])
+            self._on_event("resumed", "resumed", reasons=[])
 
     async def wait_open(self) -> None:
         """Wait until no reason is left, perhaps for days.

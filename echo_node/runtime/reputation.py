@@ -117,7 +117,7 @@ class Trust:
         }
 
     def describe(self, peer: bytes, now: float) -> str:
-        """Return one line that tells a peer its own standing."""
+        """Return a peer's own standing as one line."""
         standing = self._at(peer, now)
         if now < standing.muted_until:
             minutes = (standing.muted_until - now) / 60

@@ -52,7 +52,7 @@ def ctrl_c_waits() -> Iterator[None]:
 
 
 class SigtermFlag:
-    """Whether SIGTERM has been received."""
+    """Record of whether SIGTERM has been received."""
 
     received = False
 

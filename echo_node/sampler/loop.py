@@ -185,15 +185,15 @@ class SamplerLoop:
             if before is not None and before.message.term != head.message.term:
                 self._registration.doubt()
             self._throughput.record_head(head.message.step, trio.current_time())
-            self._tell()
+            self._notify()
 
     async def _watch_peers(self) -> None:
         async with self._network.watch() as events:
             async for event in events:
                 self._met += event.joined
-                self._tell()
+                self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = trio.Event()
 

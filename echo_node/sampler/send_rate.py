@@ -72,11 +72,11 @@ class SendRate:
             self.refused[reason] += ours
             if ours and reason == "muted":
                 self._pause_muted()
-        self._tell()
+        self._notify()
 
     @property
     def is_quiet(self) -> bool:
-        """Whether sending is paused because this sampler is muted."""
+        """Return whether sending is paused because this sampler is muted."""
         return trio.current_time() < self._quiet_until
 
     def _pause_muted(self) -> None:
@@ -93,7 +93,7 @@ class SendRate:
         self._remember(self._waiting)
         self._waiting.clear()
         self._rate = self._rate or None
-        self._tell()
+        self._notify()
 
     async def wait(self) -> None:
         """Wait until more groups are wanted; generation time counts towards the rate."""
@@ -124,7 +124,7 @@ class SendRate:
         self._ahead = 0.0 if self._rate is None else self._ahead - (now - self._at) * self._rate
         self._at = now
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = trio.Event()
 

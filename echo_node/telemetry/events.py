@@ -40,7 +40,7 @@ class Events:
     aside: Callable[[str], None] = field(default=lambda _words: None, repr=False)
     """Prints text that is for a person alone, and not an event."""
 
-    def tell(self, event: str, words: str, /, **more: Any) -> None:
+    def emit(self, event: str, words: str, /, **more: Any) -> None:
         """Emit an event with its text and figures; without text it is for programs alone."""
         self.board.record(event, words, more)
         if self.as_json:
@@ -57,7 +57,7 @@ class StepEvents:
 
     def write(self, record: StepRecord) -> None:
         ages = {str(age): count for age, count in sorted(record.staleness.items())}
-        self.events.tell(
+        self.events.emit(
             "step",
             f"step {record.step}: reward {record.reward:.3f}, version {record.version}",
             step=record.step,
@@ -91,14 +91,14 @@ class StepEvents:
         return
 
 
-async def tell_if_alone(network: Libp2pNetwork, events: Events) -> None:
+async def warn_if_alone(network: Libp2pNetwork, events: Events) -> None:
     """Emit an event if no peer is connected after a while."""
     await trio.sleep(ALONE * PROGRESS_SECONDS)
     if not network.peers():
-        events.tell("alone", NOBODY)
+        events.emit("alone", NOBODY)
 
 
-async def tell_mutes(muted: Callable[[], Mapping[bytes, Mute]], events: Events) -> None:
+async def report_mutes(muted: Callable[[], Mapping[bytes, Mute]], events: Events) -> None:
     """Emit an event for each peer that this node mutes, once for as long as the mute lasts."""
     before: frozenset[bytes] = frozenset()
     while True:
@@ -107,7 +107,7 @@ async def tell_mutes(muted: Callable[[], Mapping[bytes, Mute]], events: Events) 
         for key in sorted(mutes.keys() - before)[:MOST_MUTES]:
             seconds, reasons = round(mutes[key].seconds), dict(sorted(mutes[key].reasons.items()))
             words = f"{peer_id(key)} is muted for {seconds} s: {', '.join(reasons)}"
-            events.tell("muted", words, peer_id=peer_id(key), seconds=seconds, reasons=reasons)
+            events.emit("muted", words, peer_id=peer_id(key), seconds=seconds, reasons=reasons)
         before = frozenset(mutes)
 
 
@@ -121,7 +121,7 @@ class Reporting(Protocol):
         """List the peers of the run that this node knows."""
 
 
-async def tell_progress(node: Reporting, network: Libp2pNetwork, events: Events) -> None:
+async def report_progress(node: Reporting, network: Libp2pNetwork, events: Events) -> None:
     """Emit progress whenever it changes, as text less often, and once that the node has joined."""
     before: dict[str, Any] = {}
     joined = too_slow = unhelped = False
@@ -132,20 +132,20 @@ async def tell_progress(node: Reporting, network: Libp2pNetwork, events: Events)
         events.board.describe_swarm(node.swarm(network), network.reachability.one_line())
         alone = 0 if now["peers"] else alone + 1
         if alone == ALONE:
-            events.tell("alone", NOBODY)
+            events.emit("alone", NOBODY)
         if second >= UNHELPED and now.get("leading") and not now.get("samplers") and not unhelped:
             unhelped = True
-            events.tell(
+            events.emit(
                 "unhelped", "no sampler has joined yet: volunteers need the link of `echo-node run link`"
             )
         if now.get("joined") and not joined:
             joined = True
-            events.tell("joined", "this node is in the roster and samples", version=now["version"])
+            events.emit("joined", "this node is in the roster and samples", version=now["version"])
         if (behind := now.get("too_slow")) and not too_slow:
             too_slow = True
-            events.tell("too_slow", behind)
+            events.emit("too_slow", behind)
         if now != before:
-            events.tell("progress", _in_words(now) if second % WORDS_EVERY == 0 else "", **now)
+            events.emit("progress", _in_words(now) if second % WORDS_EVERY == 0 else "", **now)
         before = now
 
 

@@ -81,7 +81,7 @@ _MODULES: Final = {
     "trackio": ("trackio", "init"),
     "wandb": ("wandb", "init"),
 }
-"""By exporter: the module to import, and the name in it that shows that it is the real one."""
+"""Module of each exporter, and a name in it that shows that it is the real package."""
 
 
 def open_writer(name: str, run: str, folder: Path) -> Writer:

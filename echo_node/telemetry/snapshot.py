@@ -68,19 +68,19 @@ class Snapshot:
         self._phase = _PHASES.get(event, self._phase)
         if words and event not in {"progress", "step"}:
             self._log.append({"at": at, "event": event, "words": words})
-        self._tell()
+        self._notify()
 
     def describe_run(self, run: Mapping[str, Any]) -> None:
         """Set the run that this node is in: its id, name and main figures."""
         self._run = dict(run)
-        self._tell()
+        self._notify()
 
     def describe_swarm(self, peers: Sequence[Mapping[str, Any]], reach: str) -> None:
         """Set the known peers of the run, and the reachability of this node."""
         found = [dict(peer) for peer in peers]
         if (found, reach) != (self._peers, self._reach):
             self._peers, self._reach = found, reach
-            self._tell()
+            self._notify()
 
     def snapshot(self, *, steps: int = MOST_STEPS, lines: int = MOST_LINES) -> dict[str, Any]:
         """Return a copy for JSON, with at most this many of the newest steps and lines."""
@@ -105,7 +105,7 @@ class Snapshot:
         while self.sequence <= since:
             await self._news.wait()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.sequence += 1
         self._news.set()
         self._news = trio.Event()

@@ -81,7 +81,7 @@ class SwarmSource:
         self._joins = joins
         self._reputation = reputation
         self.waits_for: str | None = None
-        """What is missing, in words, while no batch can be had."""
+        """Missing part of the next batch, as text."""
 
     async def next_batch(self, request: BatchRequest) -> tuple[RolloutRecord, ...]:
         """Return a batch, however long that takes."""

@@ -68,11 +68,11 @@ class GossipSource:
         """Locks for admission and for reservation with the write to disk.
 
         The next groups are admitted while the last go to the disk. All pass through both locks in
-        one order, so that no sampler is told "duplicate" before the first copy is safe.
+        one order, so that no sampler is answered "duplicate" before the first copy is safe.
         """
         self._rate = RateControl(batch)
         self._missing_since: float | None = None
-        """When a step began to wait for groups."""
+        """Time at which a step began to wait for groups."""
         self.bytes_in = 0
         """Bytes of all groups that came, admitted or not."""
 

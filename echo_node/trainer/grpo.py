@@ -232,7 +232,7 @@ def _mistrusted(
 ) -> Tensor:
     """Return the completions of the trained version that deviate beyond their class."""
     if current is None or sigma is None:
-        raise ValueError("geometric is on, so it must be said which completions are current, and their sigma")
+        raise ValueError("geometric is on: name the current completions and their sigma")
     lengths = mask.sum(dim=1).clamp(min=1)
     bound = (settings.geometric_sigmas * sigma / lengths.sqrt()).clamp(min=settings.geometric_floor)
     return current.bool() & ((log_weight.sum(dim=1) / lengths).abs() > bound)

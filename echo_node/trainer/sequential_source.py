@@ -192,7 +192,7 @@ class SequentialSource:
         raise NoBatchError("verifiers vouch for no group of this version")
 
     async def _fill(self, head: Opened[WeightsHead], roster: Roster) -> tuple[RolloutRecord, ...]:
-        """Have every slot filled once, under this head, by samplers of its roster."""
+        """Fill every slot once, under this head, by samplers of its roster."""
         willing = self._rested({member.key: member.engine for member in roster.members})
         self._check_classes(willing)
         filling = _BatchInProgress(head.id, willing, self._batch, self._shares)
@@ -288,7 +288,7 @@ class SequentialSource:
             self._rests[key] = min(2 ** (self._failures[key] - 1), LONGEST_REST)
 
     async def _ask(self, ask: _PendingRequest, filling: _BatchInProgress) -> None:
-        """Have one sampler fill its slots: all of them count, or none."""
+        """Request one sampler's slots: all of them count, or none."""
         try:
             answer = await self._network.request(
                 ask.sampler,

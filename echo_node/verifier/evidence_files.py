@@ -1,8 +1,8 @@
 """JSON evidence files of groups found dishonest, so that a verdict can be reviewed.
 
 Each holds the sealed group, the tolerance, both checks and every scored token, so that a long tail
-of honest figures (one token far off, all log-probabilities right) can be told from other weights
-(no log-probability right). The newest files up to a bound are kept.
+of honest figures (one token far off, all log-probabilities right) can be distinguished from
+other weights (no log-probability right). The newest files up to a bound are kept.
 """
 
 from __future__ import annotations

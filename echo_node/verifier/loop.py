@@ -158,10 +158,10 @@ class VerifierLoop:
     # Groups
 
     def _look_at(self, message: Message) -> Validation:
-        said, envelopes = self._validator.validate(message)
-        if said is IGNORE and message.sender in self._validator.named:
+        validation, envelopes = self._validator.validate(message)
+        if validation is IGNORE and message.sender in self._validator.named:
             self._keep_pending(envelopes)  # of newcomers, who are in a roster that is not here yet
-        return said
+        return validation
 
     async def _hear(self, groups: Subscription[Message]) -> None:
         async for message in groups:

@@ -13,7 +13,7 @@ from typing import Final
 from protocol import Envelope
 
 SECONDS: Final = 60.0
-"""How long a group is kept: as long as a trainer waits for a verdict."""
+"""Seconds that a group is kept: as long as a trainer waits for a verdict."""
 OF_ONE: Final = 64
 """Groups of one sampler: as many slots as may be missing between those that it filled."""
 IN_ALL: Final = 1_024

@@ -52,7 +52,7 @@ class Tolerance:
 
     @property
     def wide(self) -> bool:
-        """Whether sampling at another temperature could stay within the bounds."""
+        """Return whether sampling at another temperature could stay within the bounds."""
         return self._tolerance.d_mean > WIDE
 
     def breach(self, found: Evidence) -> Breach | None:

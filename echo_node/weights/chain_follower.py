@@ -91,7 +91,7 @@ class ChainFollower:
         """Take a head. What the rules of the chain refuse is raised, and changes nothing."""
         head = open_sealed(sealed, WeightsHead, self._store.follower.rules.run)
         if await trio.to_thread.run_sync(self._store.keep_head, head):
-            self._tell()
+            self._notify()
             if self.holding:
                 log.warning("the leader was caught in a lie: nothing is followed before a new term")
         return head
@@ -99,13 +99,13 @@ class ChainFollower:
     async def take_grant(self, grant: TermGrant, branch: Sequence[Head] = ()) -> None:
         """Take a grant of a term. What the rules refuse is raised, and changes nothing."""
         await trio.to_thread.run_sync(self._store.keep_grant, grant, branch)
-        self._tell()
+        self._notify()
         if self.holding:
             log.warning("term %d was granted to nobody who may lead it: nothing is followed", grant.vote.term)
         else:
             log.info("term %d: %s leads from now on", self.follower.term, peer_id(self.leader))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = trio.Event()
 

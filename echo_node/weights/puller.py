@@ -74,7 +74,7 @@ class Puller:
         named: Collection[bytes] = (),
         uplink: UploadLimit | None = None,
         downlink: Throttle | None = None,
-        tell: Callable[[PullProgress], None] | None = None,
+        on_progress: Callable[[PullProgress], None] | None = None,
         files: Mapping[bytes, InFile] | None = None,
         versions: int = VERSIONS,
     ) -> None:
@@ -89,7 +89,7 @@ class Puller:
             network, sources=self._blobs.sources, settings=QUICK, downlink=self._blobs.downlink
         )
         self._named = tuple(named)
-        self._tell = tell or (lambda _now: None)
+        self._on_progress = on_progress or (lambda _now: None)
         self._one = trio.Lock()
         self._retention = Retention(store, versions)
         self._moved = trio.Event()
@@ -387,4 +387,4 @@ class Puller:
         self._say("fetching", head, now.done, now.total, now.sources)
 
     def _say(self, what: str, head: Head, done: int, total: int, sources: int = 0) -> None:
-        self._tell(PullProgress(what, head.message.version, done, total, sources))
+        self._on_progress(PullProgress(what, head.message.version, done, total, sources))

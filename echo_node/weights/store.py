@@ -56,7 +56,7 @@ class WeightsStore:
         self.archive = archive
         self.flat = archive.flat
         self.blobs = archive.blobs
-        """Where blobs are written and downloaded to."""
+        """Folder in which blobs are written and downloaded."""
         self.lent = lent
         """Blobs served besides the chain. Their owner removes them; pruning does not."""
 

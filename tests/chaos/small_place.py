@@ -98,10 +98,10 @@ def _engine():
 
 
 async def _tell(node: Node, events: Events) -> None:
-    events.tell("started", "", role="")
+    events.emit("started", "", role="")
     while True:
         await trio.sleep(0.1)
-        events.tell("progress", "", **node.status())
+        events.emit("progress", "", **node.status())
 
 
 async def _until(holds) -> None:

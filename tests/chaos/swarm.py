@@ -116,7 +116,7 @@ class Heard(NodeProcess):
         """
         return self.damage is not None and not any("version" in each for each in self.all("progress"))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         fresh = self.events[self._written :]
         if fresh:
             at = self._line.now
@@ -127,7 +127,7 @@ class Heard(NodeProcess):
         if len(self.events) > 2 * KEPT_EVENTS:
             del self.events[:-KEPT_EVENTS]
         self._written = len(self.events)
-        super()._tell()
+        super()._notify()
 
 
 @dataclass

@@ -62,9 +62,9 @@ class NodeProcess:
         async for chunk in self.process.stdout:
             *lines, rest = (rest + chunk).split(b"\n")
             self.events += [json.loads(line) for line in lines]
-            self._tell()
+            self._notify()
         self._silent = True
-        self._tell()
+        self._notify()
 
     async def until(self, holds, *, within: float = START_SECONDS) -> None:
         """Until it has said something that will do."""
@@ -110,7 +110,7 @@ class NodeProcess:
             f"{self.name}: {text}; return code {self.process.poll()}, last said:\n{last}\nstderr:\n{wrote}"
         )
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = trio.Event()
 

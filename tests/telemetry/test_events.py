@@ -7,7 +7,7 @@ import json
 import trio
 
 from echo_node.net.memory import MemorySwarm
-from echo_node.telemetry.events import Events, _in_words, tell_mutes
+from echo_node.telemetry.events import Events, _in_words, report_mutes
 from echo_node.trainer.sender_quota import PATIENCE, SenderQuota
 from tests.crafting import SAMPLERS
 
@@ -17,7 +17,7 @@ async def test_a_peer_that_is_muted_is_told_of_once_with_what_it_did(autojump_cl
     told = []
     events = Events(as_json=True, write=lambda line: told.append(json.loads(line)))
     async with MemorySwarm() as swarm, swarm.join(ann) as network, trio.open_nursery() as nursery:
-        nursery.start_soon(tell_mutes, network.mutes, events)
+        nursery.start_soon(report_mutes, network.mutes, events)
         await trio.sleep(2)
         assert told == []
         for _ in range(9):
@@ -43,7 +43,7 @@ async def test_a_sampler_whose_groups_are_not_looked_at_is_told_of_once_a_time_w
     events = Events(as_json=True, write=lambda line: told.append(json.loads(line)))
     waste = SenderQuota(clock=trio.current_time)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(tell_mutes, waste.mutes, events)
+        nursery.start_soon(report_mutes, waste.mutes, events)
         for _ in range(3):
             waste.handed(ann.public, "over-limit", int(PATIENCE))
             await trio.sleep(5)

@@ -164,7 +164,7 @@ async def test_progress_is_told_in_bytes_and_words(monkeypatch):
     made = publish(2)
     told = []
     async with following(*made) as puller:
-        puller._tell = told.append
+        puller._on_progress = told.append
         await puller.chain.ask(LEADER.public)
         await puller.pull()
         assert puller.pulls.versions == 1

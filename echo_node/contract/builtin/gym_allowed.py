@@ -29,7 +29,7 @@ ALLOWED: Final = frozenset(
 )
 
 MADE_ANEW: Final = frozenset({"acre", "gsm_symbolic", "survo"})
-"""These draw from their seed when they are set up, so each key needs a new one."""
+"""Generators that use their seed at set-up, so each key needs a new instance."""
 
 _EVALUATES = "its scorer evaluates the answer as Python"
 _PARSES = "its scorer evaluates the answer as Python, through sympy's parser"

@@ -27,7 +27,7 @@ def boards_let_go() -> Iterator[None]:
 
 
 def _listen() -> None:
-    """Have every board told to us when it is made. The library has no other place to ask."""
+    """Record every board as it is made; the library offers no other hook."""
     from reasoning_gym.games.contrib.sokoban.src.game import Game  # noqa: PLC0415 -- as the library itself
 
     usual = Game.__init__

@@ -53,23 +53,23 @@ class Math(Contract):
         answer = extraction.extract(completion, self.way)
         if answer is None:
             return Score(0.0, "there is no answer")
-        wanted, said = prompt.data["answer"], _bare(answer)
-        if said == _bare(wanted):
-            return Score(1.0, f"{said!r} is exact")
-        if trouble := plain_latex.trouble_with(said, wanted):
-            return Score(0.0, f"{said[:80]!r} was not compared: {trouble}")
-        if self._equal(wanted, said):
-            return Score(1.0, f"{said!r} equals {wanted!r}")
-        return Score(0.0, f"{said!r} is not {wanted!r}")
+        wanted, given = prompt.data["answer"], _bare(answer)
+        if given == _bare(wanted):
+            return Score(1.0, f"{given!r} is exact")
+        if trouble := plain_latex.trouble_with(given, wanted):
+            return Score(0.0, f"{given[:80]!r} was not compared: {trouble}")
+        if self._equal(wanted, given):
+            return Score(1.0, f"{given!r} equals {wanted!r}")
+        return Score(0.0, f"{given!r} is not {wanted!r}")
 
     def answer(self, prompt: Prompt) -> str:
         return extraction.written(prompt.data["answer"], self.way)
 
-    def _equal(self, wanted: str, said: str) -> bool:
-        gold, told = self._read(_bare(wanted)), self._read(said)
-        if not gold or not told:
+    def _equal(self, wanted: str, given: str) -> bool:
+        gold, parsed = self._read(_bare(wanted)), self._read(given)
+        if not gold or not parsed:
             return False
-        return bool(self._grader.verify(gold, told, timeout_seconds=None))
+        return bool(self._grader.verify(gold, parsed, timeout_seconds=None))
 
     def _read(self, latex: str) -> list[Any]:
         config = [self._parser.LatexExtractionConfig(boxed_match_priority=-1)]

@@ -26,14 +26,14 @@ _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is asked, and its exact answer."""
+    """A problem and its exact answer."""
 
     text: str
     answer: str
 
 
 def folder() -> Path:
-    """Where this machine keeps the files that runs name."""
+    """Return this machine's folder of the problem files that runs name."""
     return Path.home() / ".cache" / "echo-node" / "data"
 
 
@@ -73,8 +73,8 @@ def _read(path: Path, wanted: str) -> list[Problem]:
 
 
 def _problem(line: str) -> Problem:
-    told = json.loads(line)
-    text, answer = told["problem"], told["answer"]
+    row = json.loads(line)
+    text, answer = row["problem"], row["answer"]
     if type(text) is not str or type(answer) is not str or not answer or len(line) > LONGEST:
         raise ValueError(f"this is no problem with an answer: {line[:80]!r}")
     return Problem(text, answer)

@@ -72,7 +72,7 @@ def die_with(parent: int) -> None:
     """
     syscall_ffi.prctl(syscall_ffi.PR_SET_PDEATHSIG, signal.SIGKILL)
     syscall_ffi.prctl(syscall_ffi.PR_SET_DUMPABLE, 0)
-    if os.getppid() != parent:  # it exited before the kernel was told
+    if os.getppid() != parent:  # it exited before the signal was set
         os._exit(PARENT_GONE)
 
 

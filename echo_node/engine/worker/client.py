@@ -53,11 +53,11 @@ from echo_node.runtime.ipc import Message, PipeEndedError, PipeError, field
 _log = logging.getLogger(__name__)
 
 _GRACE_SECONDS: Final = 5.0
-"""For a process to end by itself, once it has closed the pipe or was told to."""
+"""Seconds for a process to end by itself after it closed the pipe or was asked to."""
 
 
-def tell(stage: str) -> None:
-    """Stages of a start go to the log, unless somebody wants to show them."""
+def log_stage(stage: str) -> None:
+    """Log a stage of the start: the default for `progress`."""
     _log.info("%s", stage)
 
 
@@ -89,7 +89,7 @@ class WorkerEngine:
         spec: EngineSpec,
         *,
         memory_bytes: int | None = None,
-        progress: Callable[[str], None] = tell,
+        progress: Callable[[str], None] = log_stage,
         start_seconds: float = 300.0,
         silent_seconds: float = 30.0,
         backoff: Backoff | None = None,
@@ -126,11 +126,11 @@ class WorkerEngine:
 
     @property
     def memory_seen(self) -> int | None:
-        """Bytes that the process took when it last said so."""
+        """Resident bytes in the process's last heartbeat."""
         return None if self._process is None else self._process.memory_seen
 
     def start(self) -> None:
-        """Have the process running, so that the first call need not wait for it."""
+        """Start the process now, so that the first call need not wait for it."""
         with self._alone("starting"):
             self._running()
 
@@ -307,7 +307,7 @@ class WorkerEngine:
                 self._progress("ready")
                 return
             else:
-                raise PipeError(f"it said {message['kind']!r} while starting")
+                raise PipeError(f"it sent {message['kind']!r} while starting")
 
     def _lost(self, process: EngineProcess, error: PipeError, doing: str) -> EngineError:
         """End what is left of a process, and say what became of it."""

@@ -43,7 +43,7 @@ _LIBRARIES: Final = {"torch": ("torch", "torch"), "llama": ("llama.cpp", "llama_
 
 
 class EngineServer:
-    """This side of the pipe, within one call."""
+    """Engine's side of the pipe, within one call."""
 
     def __init__(self, pipe: Pipe, call: int) -> None:
         self._pipe = pipe
@@ -201,7 +201,7 @@ CALLS: Final[Mapping[str, Callable[[LocalEngine, EngineServer, Message], None]]]
 
 
 def serve(engine: LocalEngine, pipe: Pipe, pulse: Watchdog) -> None:
-    """Answer one call after the other, until told to close. A call that fails is an answer too."""
+    """Answer one call after the other, until asked to close. A call that fails is an answer too."""
     last = 0
     while True:
         pulse.busy = False
@@ -210,7 +210,7 @@ def serve(engine: LocalEngine, pipe: Pipe, pulse: Watchdog) -> None:
             return
         number = field(message, "call", int)
         if number <= last:
-            continue  # said before the other side knew that the call was over
+            continue  # sent before the other side knew that the call was over
         call = CALLS.get(message["kind"])
         if call is None:
             raise PipeError(f"a call of {message['kind']!r}")

@@ -39,7 +39,7 @@ class EngineProcess:
         ours, theirs = pair()
         self.pipe = Pipe(ours, drains=True)
         self.memory_seen: int | None = None
-        """Bytes that it took when it last said so."""
+        """Resident bytes in its last heartbeat."""
         self._lines: deque[str] = deque(maxlen=_LINES)
         started: SimpleQueue[subprocess.Popen[bytes] | OSError] = SimpleQueue()
         # The kernel kills the process with the thread that started it, so that thread must outlive
@@ -59,11 +59,11 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process id."""
         return self._child.pid
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds. Then it is reaped and its log complete."""
+        """Return whether it ends within so many seconds; then it is reaped and its log complete."""
         try:
             self._child.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -84,13 +84,13 @@ class EngineProcess:
         self._child.kill()
 
     def cause(self) -> str:
-        """By what it ended, in words."""
+        """Return why it ended, as text."""
         code = self._child.returncode
         if code is None:
             return "it does not end"
-        told = next((line for line in reversed(self._lines) if "out of memory" in line), None)
+        reason = next((line for line in reversed(self._lines) if "out of memory" in line), None)
         if code == OUT_OF_MEMORY:
-            return told or "out of memory"
+            return reason or "out of memory"
         if code < 0:
             name = _signal_name(-code)
             if -code == signal.SIGABRT and any("bad_alloc" in line for line in self._lines):

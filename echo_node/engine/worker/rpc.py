@@ -70,7 +70,7 @@ class RpcCall:
             message = self.hear()
         self.check(message)
         if message["kind"] not in kinds:
-            raise PipeError(f"it said {message['kind']!r} instead of {' or '.join(kinds)}")
+            raise PipeError(f"it sent {message['kind']!r} instead of {' or '.join(kinds)}")
         return message
 
     def check(self, message: Message) -> None:

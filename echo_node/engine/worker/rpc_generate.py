@@ -14,11 +14,11 @@ from echo_node.engine.worker.serde import pack_change, pack_request, unpack_fini
 from echo_node.runtime.ipc import Message, PipeError, field
 
 _ASK_SECONDS: Final = 0.1
-"""How long `stop` stays unasked at most."""
+"""Most seconds between two calls of `stop`."""
 
 
 class GenerateCall:
-    """One batch. `updated` is told when an update is in."""
+    """Generate one batch; `updated` is called when an update is in."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class GenerateCall:
         self._news = news
         self._updated = updated
         self._update: Update | None = None
-        """What is on its way in."""
+        """Update that is being sent."""
 
     def until(self, stop: Callable[[], bool]) -> Iterator[Finished]:
         """Completions as they end, up to the last, or to `EngineStoppedError`."""
@@ -66,7 +66,7 @@ class GenerateCall:
                 self._update = None
                 self._updated(message)
             case other:
-                raise PipeError(f"it said {other!r} while generating")
+                raise PipeError(f"it sent {other!r} while generating")
 
     def _send_requests(self, room: int) -> bool:
         """Send as many requests as there is room for. Whether there may be more."""

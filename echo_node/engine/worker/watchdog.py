@@ -20,7 +20,7 @@ from echo_node.engine.host_resources import reserved_memory, used_memory
 from echo_node.runtime.ipc import Pipe, PipeError
 
 OUT_OF_MEMORY: Final = 112
-"""What the process ends with when it ends for want of memory."""
+"""Exit code of a process that ran out of memory."""
 PARENT_GONE: Final = 113
 BEAT_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.2
@@ -35,7 +35,7 @@ class Watchdog:
         self._parent = parent
         self._ceiling = memory_bytes
         self.busy = True
-        """Whether somebody waits for this process. Nobody reads beats at other times."""
+        """Whether a caller waits; heartbeats are sent only then."""
 
     def start(self) -> None:
         """Begin. The thread ends with the process."""
@@ -65,7 +65,7 @@ def die_with(parent: int) -> None:
     """Have the kernel, where it can, kill this process with the thread that started it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it went before anybody could be told
+    if os.getppid() != parent:  # it exited before the signal was set
         os._exit(PARENT_GONE)
 
 

@@ -145,7 +145,7 @@ def _answered_prompts(draws: Generator, count: int) -> Tensor:
 
 
 def _log_probabilities(model: Qwen3ForCausalLM, answered: Tensor) -> Tensor:
-    """Of each character of the answers, given what stands before it."""
+    """Return the log-probability of each character of the answers."""
     logits = model(answered[:, :-1]).logits[:, PROMPT - 1 :]
     answers = answered[:, PROMPT:, None]
     return torch.log_softmax(logits, dim=-1).gather(2, answers).squeeze(2)

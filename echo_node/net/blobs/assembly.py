@@ -62,7 +62,7 @@ class BlobAssembly:
 
     @property
     def light(self) -> bool:
-        """Whether `finish` is quick enough for the event loop."""
+        """Return whether `finish` is quick enough for the event loop."""
         return self.partial.light and self.size <= limits.GOSSIP_BYTES
 
     # These two run in threads, for several sources at once.

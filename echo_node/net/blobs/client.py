@@ -257,7 +257,7 @@ class BlobClient:
 
 
 async def _prepare(assemblies: dict[bytes, BlobAssembly], blob: bytes, size: int, make: MakeAssembly) -> None:
-    """Have an assembly for a blob of the reported size, with its pieces on disk."""
+    """Create the assembly of a blob of the reported size, with its pieces on disk."""
     known = assemblies.get(blob)
     if known is not None and known.size == size:
         return

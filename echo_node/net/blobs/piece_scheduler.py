@@ -172,7 +172,7 @@ class PieceScheduler:
 
     @property
     def unasked(self) -> bool:
-        """Whether a piece is missing that was not requested."""
+        """Return whether a piece is missing that was not requested."""
         return bool(self._missing)
 
     def is_open(self, piece: Piece) -> bool:
@@ -180,7 +180,7 @@ class PieceScheduler:
 
     @property
     def empty(self) -> bool:
-        """Whether no piece is missing or requested."""
+        """Return whether no piece is missing or requested."""
         return not self._missing and not self._asked
 
     async def change(self) -> None:

@@ -112,7 +112,7 @@ class Dialer:
 
     @property
     def has_candidates(self) -> bool:
-        """Whether there is any peer that this node might still dial."""
+        """Return whether there is any peer that this node might still dial."""
         return bool(self._seeds) or self._lan is not None or bool(self.known())
 
     def suggest(self, public: bytes, addresses: Iterable[str], why: str) -> None:

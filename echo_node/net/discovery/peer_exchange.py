@@ -112,7 +112,7 @@ class Referrer:
 
     @property
     def is_useless(self) -> bool:
-        """Whether it does not respond, or no peer that it named could be dialled."""
+        """Return whether it does not respond, or no peer that it named could be dialled."""
         return self.is_silent or (self.named > 0 and self.dead >= self.named)
 
 

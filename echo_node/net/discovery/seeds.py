@@ -60,7 +60,7 @@ class Seed:
 
     @property
     def is_named(self) -> bool:
-        """Whether it must be resolved by DNS, today and perhaps again tomorrow."""
+        """Return whether it must be resolved by DNS, today and perhaps again tomorrow."""
         return self.kind not in {"ip4", "ip6"}
 
 

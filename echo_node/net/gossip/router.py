@@ -183,7 +183,7 @@ class Gossip:
         """Write queued frames until the stream breaks."""
 
         async def listen() -> None:
-            """Nothing comes back on this stream but its end."""
+            """Wait for the end of the outgoing stream; it carries nothing back."""
             try:
                 await stream.read(1)
             except BROKEN as error:

@@ -15,15 +15,15 @@ class Patience:
     """Waiting times of delivery, in seconds."""
 
     gather: float = 0.05
-    """For more items, before some are sent together."""
+    """Seconds to wait for more items before some are sent together."""
     moment: float = 2.0
-    """For a receipt of what was just sent: the least time before it is sent again."""
+    """Seconds to wait for a receipt: the least time before an item is sent again."""
     first: float = 1.0
     """The longest pause after one failure; it doubles with each further one."""
     cap: float = 60.0
     """The longest pause of all."""
     deadline: float = 20.0
-    """For the response to one delivery."""
+    """Seconds to wait for the response to one delivery."""
 
     def pause(self, tries: int, luck: float) -> float:
         """Return the pause after so many tries ("full jitter").

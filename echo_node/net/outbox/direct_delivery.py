@@ -21,7 +21,7 @@ ANSWER_BYTES: Final = limits.RECEIPT_BYTES + limits.ENVELOPE_BYTES
 """Most bytes of the response to a delivery: a sealed receipt."""
 PER_SECOND: Final = 64.0
 """Deliveries of one peer per second, in the long run; a long one counts as several. Beyond that the
-sender is told to try later, since a request that waits here takes the slot of another."""
+sender is asked to try later, since a request that waits here takes the slot of another."""
 BURST: Final = 512.0
 BYTES_A_DELIVERY: Final = 8_192
 PEERS: Final = 1_024
@@ -30,7 +30,7 @@ PEERS: Final = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Taker:
-    """How a node takes deliveries of one topic: the gossip validator, and a callback.
+    """Receiver of one topic's deliveries: the gossip validator, and a callback.
 
     `take` returns nothing or a sealed receipt. An `EchoError` or `ProtocolError` of its own is a
     refusal.

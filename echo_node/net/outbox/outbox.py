@@ -211,12 +211,12 @@ class Outbox:
 
     @property
     def pending(self) -> int:
-        """How many items wait for a receipt."""
+        """Number of items that wait for a receipt."""
         return len(self._pending)
 
     @property
     def kept(self) -> int:
-        """How many items were acknowledged and not yet forgotten."""
+        """Number of items acknowledged and not yet forgotten."""
         return self._items - len(self._pending)
 
     def is_pending(self, item: bytes) -> bool:

@@ -48,7 +48,7 @@ MOST: Final = 8
 
 
 class Reachability:
-    """What is known of this node's reachability. `run` keeps it up to date."""
+    """Reachability of this node; `run` keeps it up to date."""
 
     def __init__(
         self,

@@ -57,14 +57,14 @@ class Bounds:
     """A reservation ends with its connection; the hour is for a peer that stays connected without
     need for it."""
     circuits: int = 64
-    """All at once. Each may have a window of each muxer in memory on both sides, so this bounds the
-    memory."""
+    """Most circuits at once. Each may have a window of each muxer in memory on both sides, so this
+    bounds the memory."""
     circuits_per_peer: int = 16
-    """At once per peer, calling or called: enough for a mesh, and a quarter of the relay."""
+    """Most circuits per peer, calling or called: enough for a mesh, and a quarter of the relay."""
     circuit_seconds: int = 6 * 3_600
     circuit_bytes: int = 4 << 30
-    """In both directions together. A node that samples moves some megabytes an hour; weights are
-    not sent by relay."""
+    """Most bytes of a circuit in both directions. A sampler moves some megabytes an hour;
+    weights are not sent by relay."""
     circuit_rate: float = 2 << 20
     """Bytes per second of one circuit: a frame of weights in seconds, and useless as a free
     proxy."""
@@ -84,7 +84,7 @@ class Relay:
         self._host = host
         self.bounds = bounds or Bounds()
         self.slots: dict[ID, tuple[float, str]] = {}
-        """By peer: when its reservation expires (trio's clock), and its network."""
+        """Expiry (trio's clock) and network of each peer's reservation."""
         self._busy: Counter[ID] = Counter()
         self._circuits: set[trio.CancelScope] = set()
         self._all = Throttle(self.bounds.rate)
@@ -106,7 +106,7 @@ class Relay:
 
     @property
     def circuits(self) -> int:
-        """How many circuits are open."""
+        """Number of open circuits."""
         return len(self._circuits)
 
     async def _asked(self, stream: INetStream) -> None:

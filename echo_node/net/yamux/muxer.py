@@ -58,7 +58,7 @@ class Yamux(StreamOwner):
         self.why = ""
         """Why the connection ended; empty while it is open."""
         self.violation = ""
-        """How the peer violated the Yamux protocol; empty if it did not."""
+        """Violation of the Yamux protocol by the peer; empty if there was none."""
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._limits = limits
         self._core = YamuxSession(self, limits)
@@ -68,22 +68,22 @@ class Yamux(StreamOwner):
 
     @property
     def is_initiator(self) -> bool:
-        """Whether this node dialled."""
+        """Return whether this node dialled."""
         return self._initiator
 
     @property
     def is_established(self) -> bool:
-        """Whether streams can be opened now."""
+        """Return whether streams can be opened now."""
         return self.event_started.is_set() and not self._ending.is_set()
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection below is closed too."""
+        """Return whether the connection below is closed too."""
         return self.event_closed.is_set()
 
     @property
     def open_streams(self) -> int:
-        """How many streams are open, from either side."""
+        """Number of open streams, from either side."""
         return len(self._core.streams)
 
     def get_remote_address(self) -> tuple[str, int] | None:

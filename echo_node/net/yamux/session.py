@@ -81,9 +81,9 @@ class YamuxSession:
         self.slots = trio.Semaphore(limits.outbound)
         """One for each stream of ours that may be open."""
         self.writer = trio.lowlevel.ParkingLot()
-        """Where the writer waits for something to send."""
+        """Parking place of the writer while there is nothing to send."""
         self.acceptors = trio.lowlevel.ParkingLot()
-        """Where the callers of `accept_stream` wait."""
+        """Parking place of the callers of `accept_stream`."""
         self._owner = owner
         self._initiator = owner.is_initiator
         self._next_id = 1 if self._initiator else 2

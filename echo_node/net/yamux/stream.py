@@ -38,7 +38,7 @@ _NOTHING: Final = memoryview(b"")
 
 
 class StreamHome(Protocol):
-    """What a stream needs of its connection. No method waits."""
+    """Interface that a stream needs of its connection. No method waits."""
 
     def queue_control(self, frame: bytes) -> None: ...
     def queue_data(self, stream: YamuxStream) -> None: ...
@@ -161,12 +161,12 @@ class YamuxStream(IMuxedStream):
 
     @property
     def has_reader(self) -> bool:
-        """Whether a task waits for the peer's data."""
+        """Return whether a task waits for the peer's data."""
         return bool(self._readers)
 
     @property
     def wants_to_send(self) -> bool:
-        """Whether there is data to send and window left for it.
+        """Return whether there is data to send and window left for it.
 
         A closed stream never has, though its writer may not have noticed yet.
         """
@@ -266,7 +266,7 @@ class YamuxStream(IMuxedStream):
             self._leave(in_flight=0)
 
     def _leave(self, *, in_flight: int) -> None:
-        """Have the connection forget the stream; unread data lives as long as the stream."""
+        """Remove the stream from its connection; unread data lives as long as the stream."""
         self._count(-self._inbox.size)
         self._counted = False
         self._home.forget(self, in_flight=in_flight)
