@@ -26,8 +26,8 @@ from echo_node.trainer.checkpoint import newest_checkpoint, write_checkpoint
 from echo_node.trainer.journal import Batch, TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay_buffer import ReplayBuffer
-from echo_node.trainer.status import StepContext, step_record
 from echo_node.trainer.step import StepFigures, TrainStep, learn, state_of
+from echo_node.trainer.step_record import StepContext, step_record
 from echo_node.trainer.verdict_policy import VerdictPolicy
 from echo_node.weights.publisher import Publisher
 from echo_node.weights.store import WeightsStore

@@ -37,7 +37,7 @@ def every_wire_type() -> dict[str, type]:
         "manifest",
         "peer_exchange",
         "receipt",
-        "rollout",
+        "rollout_request",
         "election",
         "trajectory",
         "verdict",
