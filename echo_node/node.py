@@ -31,6 +31,7 @@ from echo_node import __version__
 from echo_node.credit.ledger import Entry, Ledger
 from echo_node.credit.statement_server import ledger_sums, serve_statements
 from echo_node.election.elector import VoteLog
+from echo_node.election.heartbeat_times import HEARTBEATS
 from echo_node.election.leader_monitor import LeaderMonitor
 from echo_node.engine.base import Engine
 from echo_node.engine.engine_classes import EngineSpec, best_class
@@ -199,7 +200,9 @@ class Node:
             open_ledger_sync(self._folder, self._run, self._identity) as ledger_sync,
         ):
             puller = self._puller(network, store)
-            watch = LeaderMonitor(network, puller.chain, self._run.manifest.terms)
+            watch = LeaderMonitor(
+                network, puller.chain, self._run.manifest.terms, times=self._heartbeat_times
+            )
             loop = SamplerLoop(
                 self._run,
                 network,
@@ -255,7 +258,12 @@ class Node:
             with tempfile.TemporaryDirectory(prefix="echo-votes-") as temporary:
                 votes = VoteLog((self._folder or Path(temporary)) / "votes", self._identity, self._run.id)
                 watch = LeaderMonitor(
-                    network, puller.chain, self._run.manifest.terms, votes=votes, held=lambda: store.tip
+                    network,
+                    puller.chain,
+                    self._run.manifest.terms,
+                    votes=votes,
+                    held=lambda: store.tip,
+                    times=self._heartbeat_times,
                 )
                 self._report = RoleReport(
                     "verifier",
@@ -419,6 +427,11 @@ class Node:
                 return breach.reason if breach and breach.sure else None
 
             yield check
+
+    @property
+    def _heartbeat_times(self) -> Path | None:
+        """File with the times of the leader's last heartbeats."""
+        return self._folder / HEARTBEATS if self._folder else None
 
     @property
     def _evidence_folder(self) -> Path | None:

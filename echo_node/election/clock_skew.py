@@ -1,7 +1,8 @@
 """Warn when this machine's clock and the leader's differ.
 
-Leases and staleness use monotonic clocks, and do not depend on it. Logs, delivery receipts and
-other programs' certificates do, so a clock that is a day off should be known.
+A heartbeat that is far from this clock does not count, since it may be a recording. So a node whose
+clock is wrong does not hear its leader, and must be told why. Lengths of leases and staleness are
+measured with monotonic clocks, and do not depend on it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 APART_SECONDS: Final = 600.0
-"""Difference in seconds that no heartbeat's travel time explains."""
+"""Seconds that no heartbeat's travel time explains: one that is further away does not count."""
 _log = logging.getLogger("echo_node.election.clock_skew")
 
 
@@ -46,6 +47,7 @@ def in_words(ahead: float) -> str:
         else f"{hours * 60:.0f} minutes"
     )
     return (
-        f"this machine's clock is {span} {'ahead of' if ahead > 0 else 'behind'} the leader's: one of the two is wrong; "
+        f"this machine's clock is {span} {'ahead of' if ahead > 0 else 'behind'} the leader's: one of the two is wrong, and "
+        "its heartbeats do not count here; "
         "set yours with: sudo timedatectl set-ntp true"
     )

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import trio
 
-from echo_node.election.clock_skew import ClockSkew
+from echo_node.election.clock_skew import APART_SECONDS, ClockSkew
+from echo_node.election.heartbeat_times import HeartbeatTimes
 from echo_node.election.lease import Lease
 from echo_node.errors import PeerError
 from echo_node.net.base import ACCEPT, IGNORE, Message, Network, Reject, Validation
@@ -26,7 +27,10 @@ WAITING: Final = 16
 
 
 class HeartbeatSender:
-    """Sends heartbeats while this node leads. `ext` returns further entries for each."""
+    """Sends heartbeats while this node leads. `ext` returns further entries for each.
+
+    Their times rise over restarts too, by `times`, since followers count nothing else.
+    """
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class HeartbeatSender:
         lease: Lease,
         *,
         seconds: float,
+        times: HeartbeatTimes | None = None,
         ext: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._network = network
@@ -43,6 +48,7 @@ class HeartbeatSender:
         self._follower = follower
         self._lease = lease
         self._seconds = seconds
+        self._times = times or HeartbeatTimes()
         self._ext = ext
         self._last_ms = 0
 
@@ -51,9 +57,7 @@ class HeartbeatSender:
         while (follower := self._follower()).leader == self._identity.public:
             run = follower.rules.run
             sealed = seal(self._message(follower), self._identity, run)
-            self._lease.take(
-                open_sealed(sealed, Heartbeat, run)
-            )  # one's own is heard first, and by nobody else here
+            self._lease.renew(open_sealed(sealed, Heartbeat, run))  # its own is heard by nobody else here
             try:
                 await self._network.publish(topics.topic(run, topics.HEARTBEATS), sealed)
             except PeerError as error:
@@ -62,7 +66,8 @@ class HeartbeatSender:
 
     def _message(self, follower: Follower) -> Heartbeat:
         tip = follower.tip
-        self._last_ms = max(time.time_ns() // 1_000_000, self._last_ms + 1)
+        self._last_ms = self._next_time(follower.term)
+        self._times.heard(follower.term, self._last_ms)
         return Heartbeat(
             head=tip.id if tip else ZERO,
             term=follower.term,
@@ -70,6 +75,15 @@ class HeartbeatSender:
             version=tip.message.version if tip else 0,
             ext=self._ext(),
         )
+
+    def _next_time(self, term: int) -> int:
+        """Return the clock's time in milliseconds, or a later one if that was sent before.
+
+        Times far ahead of the clock were sent while it was wrong, and counted nowhere.
+        """
+        now = time.time_ns() // 1_000_000
+        sent = (self._last_ms, self._times.highest(term))
+        return max([now, *(last + 1 for last in sent if last - now <= 1000 * APART_SECONDS)])
 
 
 class HeartbeatMonitor:
@@ -108,7 +122,8 @@ class HeartbeatMonitor:
     def judge(self, message: Message) -> Validation:
         """Validate a heartbeat: cheap checks, then the signature.
 
-        An old one, or one of another term, is not relayed, and nobody is blamed.
+        An old one, one of another term, or one far from the clock is not relayed, and nobody is
+        blamed. While the leader is not heard, one far from the clock tells of a wrong clock.
         """
         follower = self._chain.follower
         envelope = Envelope.parse(message.data)
@@ -119,20 +134,31 @@ class HeartbeatMonitor:
             return IGNORE
         if beat.term == follower.term and envelope.signer != follower.leader:
             return IGNORE
-        envelope.open(Heartbeat, follower.rules.run)
+        is_far = not self._lease.is_near(beat)
+        if is_far and self._lease.is_fresh:  # the clock is right, so it is a recording
+            return IGNORE
+        opened = envelope.open(Heartbeat, follower.rules.run)
+        if is_far:
+            self._compare_clocks(opened)
+            return IGNORE
         return ACCEPT
 
     def hear(self, beat: Opened[Heartbeat], sender: bytes) -> None:
         """Take a heartbeat, and ask for what it names if that is unknown here."""
         follower = self._chain.follower
         counts = self._lease.take(beat)
+        self._compare_clocks(beat)
         if counts:
-            self.clocks.hear(beat.message.time_ms)
             self._on_heartbeat(beat)
         knows_more = beat.message.head != ZERO and self._chain.find(beat.message.head) is None
         if beat.message.term > follower.term or (counts and knows_more):
             self._missed = sender
             self._wake.set()
+
+    def _compare_clocks(self, beat: Opened[Heartbeat]) -> None:
+        """Compare this clock with the leader's; the beat itself is not taken."""
+        if self._lease.is_leaders(beat):
+            self.clocks.hear(beat.message.time_ms)
 
     async def _catch_up(self) -> None:
         """Ask for what was missed, while further heartbeats are read."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import trio
 
 from echo_node.election.elector import ElectorServer, VoteLog
 from echo_node.election.heartbeat import HeartbeatMonitor
+from echo_node.election.heartbeat_times import HeartbeatTimes
 from echo_node.election.lease import Lease
 from echo_node.net.base import Network
 from echo_node.weights.chain_follower import ChainFollower
@@ -25,7 +27,8 @@ from protocol.manifest import Terms
 class LeaderMonitor:
     """Leader monitor of a follower. With a `votes` it votes, if its key is an elector's.
 
-    `held` returns the newest head with weights on this node.
+    `held` returns the newest head with weights on this node; `times` is the file with the times of
+    the last heartbeats.
     """
 
     def __init__(
@@ -36,8 +39,9 @@ class LeaderMonitor:
         *,
         votes: VoteLog | None = None,
         held: Callable[[], Head | None] = lambda: None,
+        times: Path | None = None,
     ) -> None:
-        self.lease = Lease(lambda: chain.follower, terms.lease_ms / 1000)
+        self.lease = Lease(lambda: chain.follower, terms.lease_ms / 1000, times=HeartbeatTimes(times))
         self._heartbeats = HeartbeatMonitor(network, chain, self.lease)
         self._server = None if votes is None else ElectorServer(network, chain, self.lease, votes, held=held)
 

@@ -17,6 +17,7 @@ import trio
 
 from echo_node.election.elector import ElectorServer, VoteLog
 from echo_node.election.heartbeat import HeartbeatMonitor, HeartbeatSender
+from echo_node.election.heartbeat_times import HeartbeatTimes
 from echo_node.election.lease import Lease
 from echo_node.errors import PeerError
 from echo_node.net.base import Network
@@ -36,7 +37,10 @@ class DeposedError(PeerError):
 
 
 class Leadership:
-    """One leader's hold on its term. `ext` returns further entries for each heartbeat."""
+    """One leader's hold on its term.
+
+    `ext` returns further entries for each heartbeat, `times` are those of the heartbeats before.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class Leadership:
         terms: Terms,
         votes: VoteLog,
         *,
+        times: HeartbeatTimes | None = None,
         ext: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._public = identity.public
@@ -55,7 +60,13 @@ class Leadership:
         self._heartbeats = HeartbeatMonitor(network, self._chain, lease)
         self._server = ElectorServer(network, self._chain, lease, votes, held=lambda: store.tip)
         self._heart = HeartbeatSender(
-            network, identity, lambda: store.follower, lease, seconds=terms.heartbeat_ms / 1000, ext=ext
+            network,
+            identity,
+            lambda: store.follower,
+            lease,
+            seconds=terms.heartbeat_ms / 1000,
+            times=times,
+            ext=ext,
         )
 
     @property

@@ -26,6 +26,7 @@ from echo_node.runs.engine_shares import ClassShares
 from echo_node.runtime.change_signal import ChangeSignal
 from echo_node.trainer.batch_source import BatchRequest, NoBatchError, NobodyAnswersError
 from echo_node.trainer.receipts import Receipts
+from echo_node.trainer.rest_schedule import RestSchedule
 from echo_node.trainer.verdict_gate import VerdictGate
 from echo_node.trainer.work_split import EvenSplit, RequestSizes, WorkSplit
 from protocol import (
@@ -44,8 +45,6 @@ from protocol import (
 
 log = logging.getLogger(__name__)
 ROLLOUT_SECONDS = 60.0
-LONGEST_REST = 64
-"""Most steps for which a sampler that failed is not asked."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -144,7 +143,7 @@ class _BatchInProgress:
 class SequentialSource:
     """Batches of exactly one head.
 
-    A sampler that failed rests for some steps, longer each time.
+    A sampler that failed rests for some steps, longer each time (`rest_schedule`).
     """
 
     def __init__(
@@ -175,9 +174,7 @@ class SequentialSource:
         self._shares = shares or ClassShares()
         self._spread = spread or EvenSplit()
         self._request_sizes = RequestSizes(ROLLOUT_SECONDS)
-        self._failures: dict[bytes, int] = {}
-        self._rests: dict[bytes, int] = {}
-        """Steps until a sampler that failed is asked again."""
+        self._rests = RestSchedule()
 
     async def next_batch(self, request: BatchRequest) -> tuple[RolloutRecord, ...]:
         """Return the groups of the head's slots that verdicts let in.
@@ -271,8 +268,8 @@ class SequentialSource:
 
     def _rested(self, roster: Mapping[bytes, str]) -> Mapping[bytes, str]:
         """Return the samplers that do not rest; all, if those cannot fill a batch."""
-        self._rests = {key: left - 1 for key, left in self._rests.items() if left > 1 and key in roster}
-        rested = {key: engine for key, engine in roster.items() if key not in self._rests}
+        self._rests.begin_step()
+        rested = {key: engine for key, engine in roster.items() if not self._rests.is_resting(key)}
         return rested if self._shares.can_fill(rested.values(), self._batch) else roster
 
     def _remember(self, filling: _BatchInProgress) -> None:
@@ -281,11 +278,8 @@ class SequentialSource:
         for ask in filling.late:
             waited = trio.current_time() - ask.began
             self._spread.kept_waiting(ask.sampler, ask.request.count, waited)
-        for key in filling.answered - filling.failed - late:
-            self._failures.pop(key, None)
-        for key in filling.failed | late:
-            self._failures[key] = self._failures.get(key, 0) + 1
-            self._rests[key] = min(2 ** (self._failures[key] - 1), LONGEST_REST)
+        failed = filling.failed | late
+        self._rests.end_step(filling.answered - failed, failed)
 
     async def _ask(self, ask: _PendingRequest, filling: _BatchInProgress) -> None:
         """Request one sampler's slots: all of them count, or none."""

@@ -22,6 +22,7 @@ from echo_node.election.candidate import Candidate
 from echo_node.election.checkpoint_replication import CheckpointFetcher, CheckpointServer
 from echo_node.election.elector import ElectorServer, VoteLog
 from echo_node.election.heartbeat import HeartbeatMonitor
+from echo_node.election.heartbeat_times import HEARTBEATS, HeartbeatTimes
 from echo_node.election.leadership import DeposedError, Leadership
 from echo_node.election.lease import Lease
 from echo_node.errors import ConfigError, EchoError, PeerError, StoreError, boundary
@@ -85,7 +86,8 @@ class Standby:
         self._random = random.Random(identity.public)  # noqa: S311 - jitter, not a secret
         self._puller = Puller(network, store, uplink=uplink, downlink=downlink)
         chain = self._puller.chain
-        self.lease = Lease(lambda: store.follower, terms.lease_ms / 1000)
+        times = HeartbeatTimes(folder / HEARTBEATS)
+        self.lease = Lease(lambda: store.follower, terms.lease_ms / 1000, times=times)
         self._lease_seconds = terms.lease_ms / 1000
         self.checkpoint_fetcher = CheckpointFetcher(
             network,
@@ -108,7 +110,7 @@ class Standby:
         self.candidate = Candidate(network, chain, self.lease, vote_log, self._elector, held=self._held)
         self._checkpoint_server = CheckpointServer(store)
         self._leadership = Leadership(
-            network, identity, store, terms, vote_log, ext=self._checkpoint_server.ext
+            network, identity, store, terms, vote_log, times=times, ext=self._checkpoint_server.ext
         )
         self._ordered = trio.Event()
 

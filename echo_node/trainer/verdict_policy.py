@@ -60,6 +60,8 @@ class _Known:
     findings: dict[bytes, Finding] = field(default_factory=dict)
     """Findings by verifier."""
     used: bool = False
+    credited: bool = False
+    """Whether it has counted towards the trust in its sampler: once, whoever found it honest."""
     order: int = 0
     """Order of arrival."""
     since: float = 0.0
@@ -242,9 +244,9 @@ class VerdictPolicy(Entry):
     def _apply(self, group: bytes, known: _Known, found: Finding) -> Consequences:
         reached = self._reached.setdefault(known.sampler, {})
         reached[found.verifier] = max(reached.get(found.verifier, 0), known.order)
-        if found.result == "honest":
+        if found.result == "honest" and not known.credited:
+            known.credited = True
             self.trust.honest(known.sampler, found.at)
-            return Consequences()
         if found.result != "dishonest":
             return Consequences()
         if known.used and len(known.by("dishonest")) == 1:

@@ -2,11 +2,15 @@
 
 # ruff: noqa: ARG001 -- asking for the clock is using it
 
+import time
+
 import pytest
 import trio
 import trio.testing
 
 from echo_node.election.elector import VoteLog
+from echo_node.election.heartbeat import HeartbeatSender
+from echo_node.election.heartbeat_times import HeartbeatTimes
 from echo_node.election.leader_monitor import LeaderMonitor
 from echo_node.election.leadership import ASK_SECONDS, DeposedError, Leadership
 from echo_node.net.base import ACCEPT, IGNORE, Message, Reject
@@ -54,23 +58,55 @@ async def test_beats_rise_in_time_even_where_the_clock_stands_still(tmp_path, au
     assert {beat.signer for beat in beats} == {ANN.public}
 
 
+async def test_a_leader_whose_clock_was_set_back_is_heard_again_by_right_clocks(tmp_path, monkeypatch):
+    """Its times rise over a restart, and those sent by a wrong clock do not hold it up."""
+    async with MemorySwarm() as swarm, peer(swarm, ANN, tmp_path) as ann:
+        await ann.publish()
+        times = HeartbeatTimes(tmp_path / "heartbeats.json")
+        sent = []
+
+        def beat_at(seconds, sender=None):
+            monkeypatch.setattr("time.time_ns", lambda: int(seconds * 1e9))
+            sender = sender or HeartbeatSender(
+                ann.network, ANN, lambda: ann.follower, ann.lease, seconds=BEAT, times=times
+            )
+            sent.append(sender._message(ann.follower).time_ms)
+            return sender
+
+        beat_at(1_000.0)
+        beat_at(900.0)
+        assert sent == [1_000_000, 1_000_001], "a little back, after a restart"
+        wrong = beat_at(90_000.0)
+        beat_at(1_010.0, wrong)
+        beat_at(1_020.0)
+        assert sent[2:] == [90_000_000, 1_010_000, 1_020_000]
+
+
 async def test_what_is_no_heartbeat_of_the_leader_is_passed_on_to_nobody(tmp_path):
     async with MemorySwarm() as swarm, peer(swarm, SAM, tmp_path) as sam:
         await sam.chain.take_head(head_after(sam.follower, ANN).sealed)
+        now = time.time_ns() // 1_000_000
 
         def judged(beat, signer=ANN, **changes):
-            sealed = beat_of(sam.follower, signer, beat, **changes).sealed
+            sealed = beat_of(sam.follower, signer, now + beat, **changes).sealed
             return sam.pulse.judge(Message(TOPIC, sealed, VAL.public))
+
+        assert judged(-3_600_000) is IGNORE, "a recording, or a wrong clock: nobody is blamed"
+        assert "1.0 hours ahead of the leader's" in sam.pulse.clocks.apart
 
         assert judged(1000) is ACCEPT
         assert judged(1000, SAM) == Reject("not-trainer")
         assert judged(1000, BEN) is IGNORE, "it may lead a term that its sender knows of"
         assert judged(1000, BEN, term=2) is ACCEPT, "which says that a grant was missed"
-        sam.pulse.hear(beat_of(sam.follower, ANN, 1000), VAL.public)
+        sam.pulse.hear(beat_of(sam.follower, ANN, now + 1000), VAL.public)
         assert judged(1000) is IGNORE
         assert judged(999) is IGNORE
+        assert sam.pulse.clocks.apart is None
+        assert judged(-3_600_000) is IGNORE
+        assert judged(+3_600_000) is IGNORE
+        assert sam.pulse.clocks.apart is None, "the leader is heard, so the clock is right"
         with pytest.raises(BadSignatureError):
-            sam.pulse.judge(Message(TOPIC, forged(beat_of(sam.follower, ANN, 1001).sealed), VAL.public))
+            sam.pulse.judge(Message(TOPIC, forged(beat_of(sam.follower, ANN, now + 1001).sealed), VAL.public))
 
 
 async def test_a_heartbeat_that_names_what_was_missed_makes_a_follower_ask(tmp_path, autojump_clock):

@@ -84,7 +84,7 @@ async def _beats(cast_: Cast, data: bytes) -> bool:
     """A standby hears them: what they name as checkpoint may be fetched."""
     desk = Desk(STANDBY, gossip={topic(topics.HEARTBEATS): sealed(data, BEATS)})
     hearing = ChainFollower(desk, cast_.store)
-    lease = Lease(lambda: cast_.store.follower, 60.0)
+    lease = Lease(lambda: cast_.store.follower, 60.0, clock=lambda: 1.0)
     borrowing = CheckpointFetcher(desk, cast_.folder / "borrowed", lambda _path: None, most=2**20)
     pulse = HeartbeatMonitor(desk, hearing, lease, on_heartbeat=borrowing.hear)
     lease.begin()
@@ -108,7 +108,7 @@ async def _votes(cast_: Cast, data: bytes) -> bool:
     desk = Desk(VERIFIER)
     with tempfile.TemporaryDirectory(dir=cast_.folder) as folder:
         box = VoteLog(Path(folder), VERIFIER, run().id, durable=False)
-        lease = Lease(lambda: cast_.store.follower, 60.0)
+        lease = Lease(lambda: cast_.store.follower, 60.0, clock=lambda: 1.0)
         lease._listening, lease._heard = -1e6, None
         voting = ElectorServer(desk, ChainFollower(desk, cast_.store), lease, box, held=lambda: head(1))
         with voting.serve():

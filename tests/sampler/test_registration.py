@@ -100,7 +100,7 @@ async def test_while_the_leader_is_silent_a_sampler_draws_nothing_and_goes_on_wh
             .publish(read_model(embedded.folder()), step=0, roster=roster(ANN), groups=())
             .head
         )
-        lease = Lease(lambda: store.follower, 10.0)
+        lease = Lease(lambda: store.follower, 10.0, clock=lambda: 0.0)
         async with (
             MemorySwarm() as swarm,
             swarm.join(TRAINER) as leader,

@@ -481,6 +481,23 @@ async def test_a_sampler_that_is_cut_off_is_replaced_and_comes_back(autojump_clo
         assert swarm.share(filled, "ann"), "after a rest it is asked again"
 
 
+async def test_a_sampler_that_answers_now_and_then_does_not_make_every_other_step_wait(autojump_clock):
+    """It answers every second request, so that its failures never come in a row."""
+    calls = []
+
+    async def now_and_then(sampler, head, slots):
+        calls.append(slots)
+        return await (never if len(calls) % 2 else well)(sampler, head, slots)
+
+    async with Swarm(8, ann=now_and_then, bob=well) as swarm:
+        began = autojump_clock.current_time()
+        for _ in range(64):
+            await swarm.next_batch()
+            swarm.publish()
+        waited = autojump_clock.current_time() - began
+    assert waited <= 8 * ROLLOUT_SECONDS, "of 64 steps"
+
+
 # Slow: nobody is asked for ever for what it cannot do before the deadline.
 
 

@@ -165,6 +165,22 @@ def test_what_verifiers_have_passed_over_gives_way_and_what_may_still_be_looked_
     assert [policy.gives_way(each) for each in (*groups, other)] == [True, True, False, True, True]
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["after their groups", "before their groups"])
+def test_trust_counts_groups_and_not_the_verdicts_on_them(early):
+    run = run_of("sampled", verifiers=3)
+    policy = policy_of(run)
+    for slot in range(NEWCOMER):
+        assert policy.entrance(group(run, 100)) is Entrance.BOUNDED
+        one = group(run, slot)
+        if not early:
+            policy.saw(one.id, one.sampler)
+        for verifier in VERIFIERS:
+            give_verdict(policy, run, one.id, verifier)
+        if early:
+            policy.saw(one.id, one.sampler)
+    assert policy.entrance(group(run, 100)) is Entrance.OPEN
+
+
 # What condemns
 
 
