@@ -53,12 +53,12 @@ def engines(
     from echo_node.engine.host_resources import free_cores
     from echo_node.errors import ConfigError
     from echo_node.models import embedded
-    from echo_node.models.model_source import find_model
+    from echo_node.models.model_source import open_model
 
     if unknown := sorted(set(only or ()) - set(CLASSES)):
         raise ConfigError(f"there is no engine {unknown[0]!r}", advice=f"take one of {', '.join(CLASSES)}")
     with _progress_bar() as progress:
-        folder = embedded.folder() if model is None else find_model(model, progress=progress)
+        folder = embedded.folder() if model is None else open_model(model, progress=progress)
         cores = free_cores()
         wanted = [kind for kind in kinds() if not only or kind.engine_class in only]
         trials = [_try(kind, folder, seconds, cores, progress) for kind in wanted]

@@ -1,4 +1,4 @@
-"""Progress of a run's first download.
+"""Progress bars: reading a model, and a run's first download.
 
 A bar on a terminal, a line per second elsewhere, an event for programs.
 """
@@ -13,6 +13,8 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from echo_node.config import no_color
+from echo_node.models.progress import Progress as ModelProgress
 from echo_node.telemetry.events import Events
 from echo_node.weights.progress import PullProgress
 
@@ -48,3 +50,17 @@ def shown(
                 events.board.record("fetching", str(now), {"text": str(now)})  # the page has no bar
 
         yield report
+
+
+@contextmanager
+def model_bar() -> Generator[ModelProgress]:
+    """Show on standard error, if that is a terminal, how far reading a model is."""
+    console = Console(stderr=True, no_color=no_color())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("looking for the model", total=None)
+
+        def show(doing: str, done: int, total: int) -> None:
+            bar.update(task, description=doing, completed=done, total=total or None)
+
+        yield show

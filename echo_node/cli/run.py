@@ -77,13 +77,16 @@ def new(
     `trainers = ["12D3KooW…"]`, the peer ids that `echo-node keys show` prints: the embedded model
     then learns to reverse five digits.
     """
+    from echo_node.cli.progress import model_bar
     from echo_node.config import state_home
     from echo_node.runs.spec import MANIFEST, new_run, read_run_file, write_run
     from echo_node.storage.state_dir import prepared
     from protocol import open_manifest
 
     spec = read_run_file(file, changes or ())
-    sealed = new_run(spec, prepared(state or state_home()).identity())
+    author = prepared(state or state_home()).identity()
+    with model_bar() as progress:
+        sealed = new_run(spec, author, progress=progress, note=lambda text: say(f"note: {text}", err=True))
     folder = out or file.with_suffix("")
     write_run(folder, spec, sealed)
     run = open_manifest(sealed).id.hex()

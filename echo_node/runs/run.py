@@ -6,7 +6,6 @@ An operator drafts a manifest from a model's folder and a contract; everyone els
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,26 +26,25 @@ from echo_node.contract import (
 from echo_node.contract.jail.worker import Failed
 from echo_node.contract.sandbox import JailedContract, load_jailed, score_or_zero
 from echo_node.engine.base import SamplingLimits
-from echo_node.errors import ConfigError, PeerError, boundary
+from echo_node.errors import ConfigError, boundary
+from echo_node.models.folder import map_folder
+from echo_node.models.progress import Progress, no_progress
 from echo_node.net.blobs.blob_registry import InFile
 from echo_node.runs.algorithm import check_ranges
+from echo_node.runs.model_description import describe_model
 from echo_node.runs.tokenizer import Tokenizer
-from echo_node.weights.tensors import State, layout_of, read_safetensors, root_of
-from protocol import Identity, Manifest, Opened, Rules, blob_id, encode, open_manifest, sampling, seal
+from echo_node.weights.tensors import State, from_mapped
+from protocol import Identity, Manifest, Opened, Rules, blob_id, open_manifest, sampling, seal
 from protocol.digest import ZERO, derive
 from protocol.manifest import (
     Algorithm,
     ContractPin,
     EngineTolerance,
-    Model,
-    ModelFile,
     Sampling,
     Sync,
     Terms,
     Verification,
 )
-
-MODEL_FILES: Final = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,14 +173,8 @@ NOBODY_CHECKS: Final = Verification(policy="self", quorum=1, share=0.0)
 
 
 def read_model(folder: Path) -> State:
-    """Read the weights of a Hugging Face folder with one safetensors file."""
-    path = folder / "model.safetensors"
-    with boundary(ConfigError, f"reading {path}"):
-        data = path.read_bytes()
-    try:
-        return read_safetensors(data)
-    except PeerError as error:  # the reader blames a peer for every file
-        raise ConfigError(f"reading {path}: {error.what}") from error
+    """Return the weights of a Hugging Face folder, mapped: one safetensors file, or shards."""
+    return from_mapped(map_folder(folder))
 
 
 def draft(
@@ -204,6 +196,7 @@ def draft(
     lease_ms: int = 60_000,
     seeds: Sequence[str] = (),
     nonce: bytes,
+    progress: Progress = no_progress,
 ) -> bytes:
     """Seal a manifest for a model's folder and a contract; electors default to `usual_electors`."""
     check_ranges(algorithm)
@@ -217,7 +210,7 @@ def draft(
             wheel=None,
         ),
         engines=tuple(engines),
-        model=_describe(folder),
+        model=describe_model(folder, progress),
         name=name,
         nonce=nonce,
         sampling=sampling_,
@@ -237,24 +230,3 @@ def draft(
 def usual_electors(trainers: Sequence[bytes], verifiers: Sequence[bytes]) -> set[bytes]:
     """Return all trainers and verifiers; two trainers alone take turns."""
     return {*trainers, *verifiers}
-
-
-def _describe(folder: Path) -> Model:
-    with boundary(ConfigError, f"reading the model in {folder}"):
-        config = json.loads((folder / "config.json").read_text())
-        ends = config["eos_token_id"]
-        state = read_model(folder)
-        return Model(
-            architecture=config["architectures"][0],
-            context=config["max_position_embeddings"],
-            end_tokens=tuple(sorted({ends} if isinstance(ends, int) else set(ends))),
-            files=tuple(_file(folder / file) for file in MODEL_FILES if (folder / file).is_file()),
-            layout=blob_id(encode(layout_of(state))),
-            root=root_of(state),
-            vocab_size=config["vocab_size"],
-        )
-
-
-def _file(path: Path) -> ModelFile:
-    data = path.read_bytes()
-    return ModelFile(blob=blob_id(data), name=path.name, size=len(data))

@@ -9,8 +9,9 @@ beside.
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,7 +22,8 @@ from echo_node.contract import load
 from echo_node.contract.registry import as_a_guest
 from echo_node.errors import ConfigError, StoreError, boundary, looking_at
 from echo_node.models import embedded
-from echo_node.models.model_source import find_model
+from echo_node.models.model_source import open_model
+from echo_node.models.progress import Progress, no_progress
 from echo_node.net.discovery.seeds import parse_seeds
 from echo_node.runs.model_download import is_downloaded
 from echo_node.runs.run import ENGINES, Run, draft
@@ -36,6 +38,8 @@ from protocol import (
     public_key_of,
 )
 from protocol.manifest import EngineTolerance, Sampling, Sync, Verification
+
+log = logging.getLogger(__name__)
 
 MANIFEST: Final = "manifest"
 RUN_FILE: Final = "run.toml"
@@ -127,8 +131,18 @@ def read_run_file(file: Path, changes: Sequence[str] = ()) -> RunSpec:
     return load_config(RunSpec, file, changes)
 
 
-def new_run(spec: RunSpec, author: Identity, *, nonce: bytes | None = None) -> bytes:
-    """Seal the manifest of a run, after checking that it can learn."""
+def new_run(
+    spec: RunSpec,
+    author: Identity,
+    *,
+    nonce: bytes | None = None,
+    progress: Progress = no_progress,
+    note: Callable[[str], None] = log.info,
+) -> bytes:
+    """Seal the manifest of a run, after checking that it can learn.
+
+    `progress` is told how far reading the model is; `note` gets lines for the operator.
+    """
     name, _, version = spec.contract.partition("@")
     if not name or not version:
         raise ConfigError(
@@ -142,7 +156,7 @@ def new_run(spec: RunSpec, author: Identity, *, nonce: bytes | None = None) -> b
         in_flight=spec.sync.in_flight,
         staleness=spec.sync.staleness if spec.sync.mode == "async" else 0,
     )
-    folder = model_folder(spec.model)
+    folder = model_folder(spec.model, progress, note)
     with as_a_guest(name):
         sealed = draft(
             name=spec.name,
@@ -162,6 +176,7 @@ def new_run(spec: RunSpec, author: Identity, *, nonce: bytes | None = None) -> b
             lease_ms=spec.terms.lease_ms,
             seeds=[seed.text for seed in parse_seeds(spec.seeds)],
             nonce=nonce or secrets.token_bytes(32),
+            progress=progress,
         )
         check_learnable(Run.open(sealed, folder, jailed=False))
     return sealed
@@ -220,8 +235,10 @@ def open_run(named: Path, model: str | None = None) -> Run:
     return Run.open(manifest.sealed, model_folder(model or EMBEDDED))
 
 
-def model_folder(model: str) -> Path:
-    return embedded.folder() if model == EMBEDDED else find_model(model)
+def model_folder(
+    model: str, progress: Progress = no_progress, note: Callable[[str], None] = log.info
+) -> Path:
+    return embedded.folder() if model == EMBEDDED else open_model(model, progress=progress, note=note)
 
 
 def _engines(wanted: Sequence[str]) -> tuple[EngineTolerance, ...]:

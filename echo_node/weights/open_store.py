@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import mmap
-import os
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
 
 import trio
 
-from echo_node.engine.base import Dtype, TensorBytes
+from echo_node.engine.base import TensorBytes
 from echo_node.errors import ConfigError, EchoError, boundary
+from echo_node.models.folder import INDEX, WEIGHTS, map_folder
+from echo_node.models.safetensors_file import MappedTensor, map_tensors
 from echo_node.net.base import Network
 from echo_node.net.blobs.client import BlobClient
 from echo_node.net.blobs.providers import Want
@@ -23,15 +21,10 @@ from echo_node.weights.flat_view import FlatSource
 from echo_node.weights.route_writer import RouteWriter
 from echo_node.weights.store import WeightsStore
 from echo_node.weights.store_metadata import write_metadata
-from echo_node.weights.tensors import layout_of
+from echo_node.weights.tensors import from_mapped, layout_of
 from protocol import Layout, Manifest, Opened, Rules, blob_id, decode, encode, limits, merkle_root
-from protocol.weights import ELEMENT_TYPES
 
 log = logging.getLogger(__name__)
-
-HEADER_BYTES: Final = 100 * 1024 * 1024
-"""Longest header of a safetensors file in bytes, as in the library."""
-_TYPES: Final[dict[str, Dtype]] = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 
 
 def layout_in(folder: Path, wanted: bytes) -> Layout | None:
@@ -72,39 +65,13 @@ def take_folder(store: WeightsStore, folder: Path) -> bool:
 
 
 def read_folder(folder: Path) -> dict[str, TensorBytes]:
-    """Return the tensors of all safetensors files in a folder, mapped."""
-    state: dict[str, TensorBytes] = {}
+    """Return the tensors of a folder's safetensors files, mapped; without any, nothing."""
+    if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
+        return from_mapped(map_folder(folder))
+    found: dict[str, MappedTensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        state |= dict(_tensors(path))
-    return dict(sorted(state.items()))
-
-
-def _tensors(path: Path) -> Iterator[tuple[str, TensorBytes]]:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        data = (
-            memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
-        )
-    length = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or length > min(HEADER_BYTES, len(data) - 8):
-        raise ConfigError(f"{path.name} is no safetensors file")
-    header: dict[str, Any] = json.loads(bytes(data[8 : 8 + length]))
-    body = data[8 + length :]
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        start, end = entry["data_offsets"]
-        dtype, shape = _TYPES.get(entry["dtype"]), tuple(entry["shape"])
-        if dtype is None:
-            raise ConfigError(
-                f"{name[:64]!r} has the type {entry['dtype']!r}, which the chain does not carry"
-            )
-        elements = 1
-        for each in shape:
-            elements *= each
-        if not 0 <= start <= end <= len(body) or end - start != elements * ELEMENT_TYPES[dtype]:
-            raise ConfigError(f"{name[:64]!r} does not lie where {path.name} says")
-        yield name, TensorBytes(dtype, shape, body[start:end])
+        found |= map_tensors(path)
+    return from_mapped(found)
 
 
 @asynccontextmanager

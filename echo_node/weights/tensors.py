@@ -11,7 +11,8 @@ from typing import Any, Final
 import safetensors
 
 from echo_node.engine.base import Dtype, TensorBytes
-from echo_node.errors import PeerError, boundary
+from echo_node.errors import ConfigError, PeerError, boundary
+from echo_node.models.safetensors_file import MappedTensor
 from echo_node.weights.flat_layout import FlatLayout
 from protocol import Layout, blob_id, limits, merkle_root
 from protocol.weights import ELEMENT_TYPES, TensorEntry
@@ -77,3 +78,14 @@ def read_safetensors(data: bytes) -> dict[str, TensorBytes]:
             )
         state[name] = TensorBytes(_FROM_FILE[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"]))
     return dict(sorted(state.items()))
+
+
+def from_mapped(found: Mapping[str, MappedTensor]) -> dict[str, TensorBytes]:
+    """Return mapped tensors as a state; refuse types that the wire does not have."""
+    state = {}
+    for name in sorted(found):
+        dtype, shape, data = found[name]
+        if dtype not in _FROM_FILE:
+            raise ConfigError(f"tensor {name[:64]!r} has the type {dtype!r}, which the chain does not carry")
+        state[name] = TensorBytes(_FROM_FILE[dtype], shape, data)
+    return state

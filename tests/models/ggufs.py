@@ -48,9 +48,44 @@ def write(at: Path, weights: dict[str, np.ndarray]) -> Path:
         add(len(LETTERS) - 1)
     writer.add_unk_token_id(len(LETTERS) - 1)
     for name, value in weights.items():
-        writer.add_tensor(name, value)
+        bf16 = value.dtype == np.uint16  # bit patterns
+        raw = gguf.GGMLQuantizationType.BF16 if bf16 else None
+        writer.add_tensor(name, value.view(np.uint8) if bf16 else value, raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return at
+
+
+def bf16_twins(seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The same weights by GGUF's names and by Hugging Face's, as bf16 bit patterns.
+
+    One-dimensional ones are float32 in a GGUF file; q and k have their rows permuted there.
+    """
+    names = {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_gate": "mlp.gate_proj",
+        "ffn_up": "mlp.up_proj",
+        "ffn_down": "mlp.down_proj",
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+    }
+    packed, plain = {}, {}
+    for name, value in tensors(seed).items():
+        bits = (value.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        *block, part, _ = name.split(".")
+        layer = f"model.layers.{block[1]}." if block else ""
+        plain[f"{layer}{names[part]}.weight"] = bits
+        stored = bits
+        if part in {"attn_q", "attn_k"}:
+            rows = bits.reshape(HEADS, 2, WIDTH // HEADS // 2, WIDTH)
+            stored = np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(bits.shape)
+        one_row = bits.ndim == 1
+        packed[name] = (stored.astype(np.uint32) << 16).view(np.float32) if one_row else stored
+    return packed, plain

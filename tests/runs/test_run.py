@@ -135,7 +135,7 @@ def test_parameters_of_the_contract_reach_those_who_join():
         lambda folder: (folder / "config.json").write_text("{}"),
         lambda folder: (folder / "model.safetensors").unlink(),
         lambda folder: (folder / "model.safetensors").write_bytes(b"no tensors"),
-        lambda folder: rewrite(folder, eos_token_id=None),
+        lambda folder: rewrite(folder, eos_token_id=None) or (folder / "generation_config.json").unlink(),
         lambda folder: rewrite(folder, eos_token_id=["$"]),
         lambda folder: rewrite(folder, architectures=[]),
     ],
