@@ -16,8 +16,8 @@ from echo_node.errors import ConfigError
 from protocol import Manifest
 
 DEFAULT_BATCH = 32
-_FROM_ELSEWHERE = {"temperature", "vocab_size", "spreads", "grpo"}
-"""Fields of `StepSettings` that come from other parts of the manifest."""
+_FROM_ELSEWHERE = {"temperature", "vocab_size", "spreads", "grpo", "completion_limit"}
+"""Fields of the settings that come from other parts of the manifest."""
 SPREAD = 16.0
 """Spread of log-probabilities per mean distance that the manifest allows an engine class.
 
@@ -31,6 +31,8 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "batch_groups": (1, 4096),
     "learning_rate": (1e-12, 1),
     "warm_up": (0, 1_000_000),
+    "decay_steps": (0, 1_000_000_000),
+    "final_rate": (0, 1),
     "betas": (0, 0.9999999),
     "epsilon": (1e-20, 1),
     "weight_decay": (0, 10),
@@ -57,7 +59,12 @@ class GrpoSettings:
 
     importance           "direct": the clip is on π_θ/μ; "decoupled": it is on π_θ/π_old, and each
                          token is weighted by min(w, tis_cap)
-    clip_low, clip_high  the ratio has no gradient outside of them
+    ratio                "token": each token has its ratio; "sequence": all tokens of a completion
+                         have the geometric mean of their ratios (GSPO, arXiv 2507.18071)
+    clip                 "ppo": the ratio has no gradient outside of clip_low to clip_high;
+                         "cispo": every token keeps its gradient, weighted by the ratio up to
+                         clip_high (arXiv 2506.13585); clip_low and dual_clip do not act
+    clip_low, clip_high  bounds of the ratio
     dual_clip            largest ratio where the advantage is negative: μ is a claim, and one
                          near zero would else let one completion own the gradient
     tis_cap              largest weight, if decoupled
@@ -75,7 +82,10 @@ class GrpoSettings:
                          "skip" them
     entropy              weight of the entropy bonus
     kl                   weight of the divergence from the run's first policy; 0: not measured
-    normalise            "token": every token weighs the same; "sequence": every completion does
+    normalise            "token": every token weighs the same; "sequence": every completion does;
+                         "limit": tokens are summed, and divided by the number of completions times
+                         the run's longest completion (Dr. GRPO, arXiv 2503.20783)
+    completion_limit     tokens of the longest completion that the run allows
 
     Masked, dropped and skipped tokens count neither in a term nor in the divisor of the sum.
     """
@@ -85,7 +95,10 @@ class GrpoSettings:
     dual_clip: float = 3.0
     entropy: float = 0.01
     advantage: Literal["mean", "normalised"] = "mean"
-    normalise: Literal["token", "sequence"] = "token"
+    normalise: Literal["token", "sequence", "limit"] = "token"
+    ratio: Literal["token", "sequence"] = "token"
+    clip: Literal["ppo", "cispo"] = "ppo"
+    completion_limit: int = 0
     veto: float = 1e-4
     kl: float = 0.0
     importance: Literal["direct", "decoupled"] = "direct"
@@ -102,6 +115,16 @@ class GrpoSettings:
         for name, words in _WORDS.items():
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} is {' or '.join(map(repr, words))}, not {getattr(self, name)!r}")
+        self._check_clips()
+        for name, end in (("veto", 1.0), ("kl", math.inf), *dict.fromkeys(_GEOMETRIC, math.inf).items()):
+            if not 0.0 <= getattr(self, name) < end:  # a veto at 1 would drop everything
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be from 0 to below {end:g}")
+        if self.normalise == "limit" and self.completion_limit < 1:
+            raise ValueError("normalise is 'limit', so the run's longest completion is needed")
+        if not math.isfinite(self.entropy):
+            raise ValueError(f"entropy is {self.entropy}, and must be a number")
+
+    def _check_clips(self) -> None:
         if not 0.0 <= self.clip_low <= 1.0 <= self.clip_high < math.inf:
             raise ValueError(f"the clip [{self.clip_low}, {self.clip_high}] must hold the ratio 1")
         if not self.clip_high <= self.dual_clip:
@@ -112,20 +135,43 @@ class GrpoSettings:
             )
         if not self.tis_cap >= 1.0:
             raise ValueError(f"tis_cap {self.tis_cap} must not be below 1")
-        for name, end in (("veto", 1.0), ("kl", math.inf), *dict.fromkeys(_GEOMETRIC, math.inf).items()):
-            if not 0.0 <= getattr(self, name) < end:  # a veto at 1 would drop everything
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be from 0 to below {end:g}")
-        if not math.isfinite(self.entropy):
-            raise ValueError(f"entropy is {self.entropy}, and must be a number")
 
 
 _GEOMETRIC = ("geometric_floor", "geometric_sigmas")
 _WORDS = {
     "importance": ("direct", "decoupled"),
     "advantage": ("mean", "normalised"),
-    "normalise": ("token", "sequence"),
+    "normalise": ("token", "sequence", "limit"),
+    "ratio": ("token", "sequence"),
+    "clip": ("ppo", "cispo"),
     "zero_advantage": ("keep", "skip"),
 }
+
+DEFAULT_LOSS: Final = "echo"
+LOSSES: Final[Mapping[str, Mapping[str, Any]]] = {
+    DEFAULT_LOSS: {},
+    "grpo": {"advantage": "normalised", "normalise": "sequence", "clip_high": 1.2, "entropy": 0.0},
+    "dr-grpo": {"advantage": "mean", "normalise": "limit", "clip_high": 1.2, "entropy": 0.0},
+    "dapo": {"advantage": "normalised", "normalise": "token", "zero_advantage": "skip", "entropy": 0.0},
+    "gspo": {
+        "advantage": "normalised",
+        "normalise": "sequence",
+        "ratio": "sequence",
+        "clip_low": 1 - 3e-4,
+        "clip_high": 1 + 4e-4,
+        "entropy": 0.0,
+    },
+    "cispo": {
+        "advantage": "normalised",
+        "normalise": "token",
+        "clip": "cispo",
+        "clip_low": 0.0,
+        "clip_high": 5.0,
+        "dual_clip": 5.0,
+        "entropy": 0.0,
+    },
+}
+"""Settings by the name of a published loss; what a run sets itself stands above them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +180,9 @@ class StepSettings:
 
     learning_rate       after a linear warm-up
     warm_up             steps
+    schedule            after the warm-up: "constant", or a "linear" or "cosine" decay
+    decay_steps         step at which the decay ends, the warm-up counted
+    final_rate          share of the learning rate that is left from then on
     betas, epsilon      of AdamW
     weight_decay        of AdamW
     gradient_norm       longest gradient; a longer one is scaled down to it
@@ -149,6 +198,9 @@ class StepSettings:
 
     learning_rate: float = 2e-4
     warm_up: int = 20
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    decay_steps: int = 0
+    final_rate: float = 0.0
     betas: tuple[float, float] = (0.9, 0.99)
     epsilon: float = 1e-8
     weight_decay: float = 0.0
@@ -172,8 +224,26 @@ class StepSettings:
             raise ValueError("row_tokens and micro_batch_tokens must be at least 1")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ValueError(f"betas are {self.betas}, and must be from 0 to below 1")
+        if self.schedule not in {"constant", "linear", "cosine"}:
+            raise ValueError(f"schedule is 'constant', 'linear' or 'cosine', not {self.schedule!r}")
+        if self.schedule != "constant" and self.decay_steps <= self.warm_up:
+            raise ValueError(
+                f"schedule is {self.schedule!r}: decay_steps {self.decay_steps} must be above warm_up {self.warm_up}"
+            )
+        if not 0.0 <= self.final_rate <= 1.0:
+            raise ValueError(f"final_rate is {self.final_rate}, and must be from 0 to 1")
         if self.mixed_precision not in {"auto", "off"}:
             raise ValueError(f"mixed_precision is 'auto' or 'off', not {self.mixed_precision!r}")
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of a step; the first is step 0."""
+        if step < self.warm_up:
+            return self.learning_rate * (step + 1) / self.warm_up
+        if self.schedule == "constant":
+            return self.learning_rate
+        progress = min(1.0, (step - self.warm_up) / (self.decay_steps - self.warm_up))
+        left = 1.0 - progress if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.learning_rate * (self.final_rate + (1.0 - self.final_rate) * left)
 
     def spread_of(self, engine: str) -> float:
         return dict(self.spreads).get(engine, 0.0)
@@ -196,7 +266,11 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
     batch = params.pop("batch_groups", DEFAULT_BATCH)
     if type(batch) is not int or not 1 <= batch <= 4096:
         raise ConfigError(f"batch_groups is {batch!r}, not a whole number from 1 to 4096", advice=CHANGE)
-    grpo = _take(params, GrpoSettings, set())
+    loss = params.pop("loss", DEFAULT_LOSS)
+    if loss not in LOSSES:
+        raise ConfigError(f"loss is {loss!r}, and must be one of {', '.join(LOSSES)}", advice=CHANGE)
+    params = {**LOSSES[loss], **params}
+    grpo = _take(params, GrpoSettings, _FROM_ELSEWHERE)
     step = _take(params, StepSettings, _FROM_ELSEWHERE)
     if params:
         raise ConfigError(f"the algorithm has no setting {', '.join(sorted(params))}", advice=_known())
@@ -208,7 +282,7 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
                 temperature=manifest.sampling.temperature,
                 vocab_size=manifest.model.vocab_size,
                 spreads=tuple((each.engine, SPREAD * each.d_mean) for each in manifest.engines),
-                grpo=GrpoSettings(**grpo),
+                grpo=GrpoSettings(**grpo, completion_limit=manifest.sampling.max_tokens),
             ),
         )
     except ValueError as error:
@@ -217,7 +291,7 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
 
 def _known() -> str:
     names = {field.name for cls in (GrpoSettings, StepSettings) for field in dataclasses.fields(cls)}
-    return f"it has {', '.join(sorted({'batch_groups', *names} - _FROM_ELSEWHERE))}"
+    return f"it has {', '.join(sorted({'batch_groups', 'loss', *names} - _FROM_ELSEWHERE))}"
 
 
 def _take(params: dict[str, Any], cls: type, leave: set[str]) -> dict[str, Any]:

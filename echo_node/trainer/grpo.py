@@ -174,13 +174,10 @@ def grpo_loss(
     moved = ratio
     if settings.importance == "decoupled":
         moved = _log_ratio(log_probs, log_probs.detach() if old is None else old.detach(), mask).exp()
+    if settings.ratio == "sequence":
+        moved = _geometric_mean(moved, mask)
     advantage_column = advantage[:, None]
-    capped = torch.where(advantage_column < 0, moved.clamp(max=settings.dual_clip), moved)
-    plain, bounded = (
-        capped * advantage_column,
-        moved.clamp(settings.clip_low, settings.clip_high) * advantage_column,
-    )
-    term = -torch.minimum(plain, bounded)
+    term = _policy_term(settings, moved, log_probs, advantage_column)
     if settings.importance == "decoupled":
         term = term * weight.clamp(max=settings.tis_cap)
     term = term - settings.entropy * torch.where(kept, entropies, 0.0)
@@ -195,12 +192,13 @@ def grpo_loss(
     lengths = kept.sum(dim=1)
     if settings.normalise == "sequence":
         total, divisor = (term.sum(dim=1) / lengths.clamp(min=1)).sum(), int((lengths > 0).sum())
+    elif settings.normalise == "limit":
+        total, divisor = term.sum() / settings.completion_limit, int((lengths > 0).sum())
     else:
         total, divisor = term.sum(), int(lengths.sum())
 
     with torch.no_grad():
-        outside = (moved < settings.clip_low) | (moved > settings.dual_clip)
-        cut = torch.where(advantage_column > 0, moved > settings.clip_high, outside & (advantage_column < 0))
+        cut = _clipped(settings, moved, advantage_column)
         seen, log_seen = ratio[kept].double(), log_ratio[kept].double()
         tokens = int(lengths.sum())
         tally = GrpoTally(
@@ -220,6 +218,31 @@ def grpo_loss(
             divergence=divergence,
         )
     return GrpoLoss(loss=total / max(divisor, 1), total=total, weight=divisor, tally=tally)
+
+
+def _policy_term(settings: GrpoSettings, ratio: Tensor, log_probs: Tensor, advantage: Tensor) -> Tensor:
+    """Return the policy's part of the loss at each token, before masks."""
+    if settings.clip == "cispo":
+        return -ratio.detach().clamp(max=settings.clip_high) * advantage * log_probs
+    capped = torch.where(advantage < 0, ratio.clamp(max=settings.dual_clip), ratio)
+    bounded = ratio.clamp(settings.clip_low, settings.clip_high)
+    return -torch.minimum(capped * advantage, bounded * advantage)
+
+
+def _clipped(settings: GrpoSettings, ratio: Tensor, advantage: Tensor) -> Tensor:
+    """Return the tokens on which the clip acts."""
+    above = ratio > settings.clip_high
+    if settings.clip == "cispo":
+        return above
+    outside = (ratio < settings.clip_low) | (ratio > settings.dual_clip)
+    return torch.where(advantage > 0, above, outside & (advantage < 0))
+
+
+def _geometric_mean(ratio: Tensor, mask: Tensor) -> Tensor:
+    """Give all tokens of a completion the geometric mean of their ratios."""
+    lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    mean = torch.where(mask, ratio, 1.0).log().sum(dim=1, keepdim=True) / lengths
+    return mean.exp().expand_as(ratio)
 
 
 def _log_ratio(above: Tensor, below: Tensor, mask: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ class TrainStep:
         skipped = sum(len(group.completions) for group in batch if not self._teaches(group))
         tally, total, weight = self._backward([row for group in batch for row in self._rows(group)])
         tally += GrpoTally(completions=skipped, skipped=skipped)
-        rate = self.settings.learning_rate * min(1.0, (self.version + 1) / max(self.settings.warm_up, 1))
+        rate = self.settings.rate_at(self.version)
         norm = self._masters.take_gradient(max(weight, 1), self.settings.gradient_norm)
         updated = weight > 0 and math.isfinite(norm)
         if updated:
@@ -249,13 +249,15 @@ def _training_group(record: RolloutRecord, policy_step: int, settings: StepSetti
 
 
 def _settings_by_name(settings: StepSettings) -> dict[str, Any]:
-    """Return every setting of the step and its loss by name, but the spreads.
+    """Return every setting of the step and its loss by name, but those that follow from the run.
 
-    Spreads are no choice, but follow from the run.
+    Spreads and the longest completion are no choice.
     """
     values = dataclasses.asdict(settings)
-    del values["spreads"]
-    return json.loads(json.dumps(values | values.pop("grpo")))  # type: ignore[no-any-return]
+    values |= values.pop("grpo")
+    for name in ("spreads", "completion_limit"):
+        del values[name]
+    return json.loads(json.dumps(values))  # type: ignore[no-any-return]
 
 
 def _check_settings(written: str, settings: StepSettings) -> None:

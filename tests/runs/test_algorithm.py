@@ -5,10 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import get_scheduler
 
 from echo_node.errors import ConfigError
 from echo_node.runs.algorithm import (
     DEFAULT_BATCH,
+    LOSSES,
     RANGES,
     SPREAD,
     GrpoSettings,
@@ -31,13 +36,19 @@ def test_without_parameters_the_defaults_hold_and_the_manifest_says_the_rest():
     settings = training_settings(manifest())
     assert settings.batch_groups == DEFAULT_BATCH
     spreads = settings.step.spreads
-    assert settings.step == StepSettings(temperature=1.0, vocab_size=16, spreads=spreads)
+    grpo = GrpoSettings(completion_limit=RUN.manifest.sampling.max_tokens)
+    assert settings.step == StepSettings(temperature=1.0, vocab_size=16, spreads=spreads, grpo=grpo)
 
 
 def test_every_number_of_the_step_and_of_the_loss_can_be_set():
     told = {
         "learning_rate": 1e-3,
         "warm_up": 3,
+        "schedule": "cosine",
+        "decay_steps": 500,
+        "final_rate": 0.1,
+        "ratio": "sequence",
+        "clip": "cispo",
         "betas": [0.8, 0.95],
         "epsilon": 1e-6,
         "weight_decay": 0.1,
@@ -67,7 +78,7 @@ def test_every_number_of_the_step_and_of_the_loss_can_be_set():
     settings = training_settings(manifest(batch_groups=7, **told))
     assert settings.batch_groups == 7
     named = {field.name for field in (*dataclasses.fields(StepSettings), *dataclasses.fields(GrpoSettings))}
-    assert named - told.keys() == {"temperature", "vocab_size", "spreads", "grpo"}, (
+    assert named - told.keys() == {"temperature", "vocab_size", "spreads", "grpo", "completion_limit"}, (
         "a new number belongs in this test"
     )
     for name, value in told.items():
@@ -77,7 +88,7 @@ def test_every_number_of_the_step_and_of_the_loss_can_be_set():
 
 def test_every_number_of_the_algorithm_has_a_range_and_its_default_is_within():
     fields = [*dataclasses.fields(StepSettings), *dataclasses.fields(GrpoSettings)]
-    elsewhere = {"temperature", "vocab_size", "spreads", "grpo"}
+    elsewhere = {"temperature", "vocab_size", "spreads", "grpo", "completion_limit"}
     numbers = {
         field.name: field.default
         for field in fields
@@ -137,6 +148,15 @@ def test_a_whole_number_does_where_a_real_one_is_meant():
         ({"zero_advantage": False}, "zero_advantage"),
         ({"gradient_checkpointing": 0}, "gradient_checkpointing"),
         ({"mixed_precision": "on"}, "mixed_precision"),
+        ({"schedule": "square"}, "schedule"),
+        ({"schedule": "linear"}, "decay_steps"),
+        ({"schedule": "cosine", "warm_up": 10, "decay_steps": 10}, "decay_steps"),
+        ({"final_rate": 1.5}, "final_rate"),
+        ({"ratio": "word"}, "ratio"),
+        ({"clip": "none"}, "clip"),
+        ({"completion_limit": 3}, "completion_limit"),
+        ({"loss": "ppo"}, "loss"),
+        ({"loss": 1}, "loss"),
         ({"batch_groups": 0}, "batch_groups"),
         ({"batch_groups": 4097}, "batch_groups"),
         ({"batch_groups": 2.0}, "batch_groups"),
@@ -149,6 +169,49 @@ def test_a_wrong_number_is_one_error_that_names_it(params, named):
         training_settings(manifest(**params))
     assert named in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_named_loss_sets_its_numbers_and_what_the_run_sets_stands_above_them(loss):
+    step = training_settings(manifest(loss=loss)).step
+    assert {name: getattr(step.grpo, name) for name in LOSSES[loss]} == dict(LOSSES[loss])
+    untouched = GrpoSettings(completion_limit=RUN.manifest.sampling.max_tokens)
+    assert dataclasses.replace(untouched, **LOSSES[loss]) == step.grpo
+    own = training_settings(manifest(loss=loss, entropy=0.25, normalise="token")).step.grpo
+    assert (own.entropy, own.normalise) == (0.25, "token")
+
+
+def test_the_published_losses_differ_from_each_other():
+    assert len({repr(training_settings(manifest(loss=loss)).step.grpo) for loss in LOSSES}) == len(LOSSES)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_after_the_warm_up_the_learning_rate_is_that_of_transformers(name):
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimiser = torch.optim.SGD([weight], lr=3e-4)
+    theirs = get_scheduler(name, optimiser, num_warmup_steps=7, num_training_steps=40)
+    settings = StepSettings(learning_rate=3e-4, warm_up=7, schedule=name, decay_steps=40)
+    for step in range(50):
+        if 7 <= step <= 40:  # theirs begins the warm-up at 0, and a cosine of theirs rises again
+            assert settings.rate_at(step) == pytest.approx(optimiser.param_groups[0]["lr"], abs=1e-12)
+        optimiser.step()
+        theirs.step()
+    assert settings.rate_at(10**6) == 0.0
+
+
+@given(
+    st.sampled_from(["constant", "linear", "cosine"]),
+    st.integers(0, 30),
+    st.integers(1, 100),
+    st.floats(0.0, 1.0),
+)
+def test_the_rate_rises_to_its_height_and_never_falls_below_its_end(schedule, warm_up, decay, final):
+    settings = StepSettings(warm_up=warm_up, schedule=schedule, decay_steps=warm_up + decay, final_rate=final)
+    rates = [settings.rate_at(step) / settings.learning_rate for step in range(warm_up + decay + 3)]
+    assert rates[max(warm_up - 1, 0)] == pytest.approx(1.0)
+    assert rates[:warm_up] == sorted(rates[:warm_up])
+    assert rates[warm_up:] == sorted(rates[warm_up:], reverse=True)
+    assert rates[-1] == pytest.approx(1.0 if schedule == "constant" else final)
 
 
 @pytest.mark.parametrize(("name", "version"), [("ppo", "1"), ("grpo", "2")])

@@ -101,8 +101,9 @@ def trl_loss(tmp_path, groups, settings, **config):
             max_completion_length=LIMIT,
             temperature=TEMPERATURE,
             epsilon=1 - settings.clip_low,
-            epsilon_high=settings.clip_high - 1,
+            epsilon_high=settings.clip_high - (settings.clip == "ppo"),
             delta=settings.dual_clip,
+            importance_sampling_level=settings.ratio,
             beta=settings.kl,
             use_bias_correction_kl=False,  # ours is the plain estimate, weighted by no ratio
             entropy_coef=settings.entropy,
@@ -167,10 +168,17 @@ PLAIN = GrpoSettings(entropy=0.0, veto=0.0)
         ("dapo", dataclasses.replace(PLAIN, kl=0.2, clip_low=0.5, clip_high=1.5, dual_clip=1.6)),
         ("bnpo", dataclasses.replace(PLAIN, importance="decoupled")),
         ("grpo", dataclasses.replace(PLAIN, importance="decoupled", normalise="sequence", tis_cap=1.2)),
+        ("dr_grpo", dataclasses.replace(PLAIN, normalise="limit", completion_limit=LIMIT)),
+        (
+            "grpo",
+            dataclasses.replace(PLAIN, normalise="sequence", ratio="sequence", clip_low=0.99, clip_high=1.02),
+        ),
+        ("cispo", dataclasses.replace(PLAIN, clip="cispo", clip_high=1.5)),
+        ("cispo", dataclasses.replace(PLAIN, clip="cispo", clip_high=2.0, kl=0.1)),
     ],
 )
 def test_loss_and_gradient_are_those_of_trl(tmp_path, loss_type, settings):
-    groups = random_groups(seed=5)
+    groups = random_groups(seed=5 if settings.ratio == "token" else 6)
     loss, gradient, tally = our_loss(groups, settings)
     theirs, their_gradient = trl_loss(tmp_path, groups, settings, loss_type=loss_type)
     assert loss == pytest.approx(theirs, abs=1e-6)
