@@ -1,6 +1,6 @@
 """Worker of the adversarial test: `python -m echo_node.contract.adversarial_worker`.
 
-Reads an order as JSON on standard input, loads the contract, encloses itself in the node's jail,
+Reads an order as JSON on standard input, encloses itself in the node's jail, loads the contract,
 runs the steps and prints each result as a line of JSON. `adversarial_test` judges them.
 """
 
@@ -20,7 +20,6 @@ from typing import Any, Final, TextIO
 from echo_node.contract import hostile_texts, purity_watch
 from echo_node.contract.api import Contract, Prompt, prompt_of, score_of
 from echo_node.contract.jail.enclosure import Bounds, Enclosure, code_paths
-from echo_node.contract.jail.main import declared
 from echo_node.contract.registry import find, find_only
 from echo_node.errors import ContractError, EchoError, boundary
 
@@ -59,15 +58,15 @@ def main() -> None:
 
 
 def _set_up(order: Mapping[str, Any]) -> tuple[Contract, Enclosure]:
-    """Load the contract and enclose this process as the node does."""
+    """Enclose this process as the node does, then load the contract."""
     cpu_seconds = 2 * int(order["seconds"]) + 5  # the deadline that counts is the parent's
     enclosure = Enclosure(Bounds(os.getppid(), MEMORY, cpu_seconds))
-    enclosure.before_import()
+    enclosure.close(code_paths())
     name, version = order["name"], order["version"]
     found = find(name, version) if version else find_only(name)
     contract = _made(found, order["params"])
     with boundary(ContractError, f"enclosing the contract {found.name} {found.version}"):
-        enclosure.after_import([*code_paths(), *declared(contract)])
+        enclosure.limit()
     return contract, enclosure
 
 

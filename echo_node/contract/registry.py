@@ -42,6 +42,11 @@ def available() -> list[Listing]:
     return sorted(built_in + [_listing(entry) for entry in entry_points(group=GROUP)])
 
 
+def is_built_in(name: str, version: str) -> bool:
+    """Return whether a contract is part of this program."""
+    return (name, version) in BUILT_IN
+
+
 def find(name: str, version: str) -> type[Contract]:
     """Return the class of a contract; an error says what to install."""
     if (name, version) in BUILT_IN:

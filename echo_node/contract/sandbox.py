@@ -6,8 +6,8 @@
 
 An item on which the contract fails is one `Failed` with its reason; the others of the batch are
 scored. `JailedContract` offers the same as an ordinary contract. The layers of the jail are in
-`jail`. A text that its scorer executes can affect later scores of the same process, never those of
-another; `renew` replaces the processes.
+`jail`. Code of a plug-in sees each text in a process that has seen no other. Built-in contracts
+keep nothing of a text, and one process answers for many; `renew` replaces the processes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from echo_node.contract.api import Contract, Prompt, Score
 from echo_node.contract.jail import Layer
 from echo_node.contract.jail.serde import TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
 from echo_node.contract.jail.worker import Failed, JailWorker, WorkerLimits
+from echo_node.contract.registry import is_built_in
 from echo_node.errors import ConfigError, ContractError, boundary
 from echo_node.runtime.ipc import PipeError
 
@@ -63,7 +64,8 @@ class Sandbox:
         """Prepare the pool; processes start with the first call.
 
         `seconds` bounds one score and `memory_bytes` one process; `require` names layers without
-        which nothing runs; `folders` are searched for packages besides the usual places.
+        which nothing runs, as `jail.required` does; `folders` are searched for packages besides the
+        usual places.
         """
         if workers < 1:
             raise ConfigError(f"a jail has at least one process, not {workers}")
@@ -77,6 +79,7 @@ class Sandbox:
             cpu_seconds=_CPU_SECONDS,
             require=tuple(require),
             folders=tuple(folders),
+            apart=not is_built_in(name, version),
             off=frozenset(_without),
         )
         self._what = terms.contract

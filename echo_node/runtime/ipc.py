@@ -132,6 +132,10 @@ class Pipe:
         """
         return bool(_poll(self._end, 0, seconds) & _CLOSED_EVENTS)
 
+    def fileno(self) -> int:
+        """Return this end's descriptor, for polling."""
+        return self._end.fileno()
+
     def close(self) -> None:
         """Close this end. The other side sees that the pipe has ended."""
         self._end.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import shutil
 import threading
 from pathlib import Path
@@ -55,29 +56,77 @@ class Leaking(Contract):
 
 
 class Reading(Contract):
-    """It reads a file when it scores, and says so beforehand, or does not."""
+    """It reads a file when it is made or when it scores."""
 
     name, version = "reading", "1"
 
     def configure(self, params):
         self.file = params.text("file", default="", longest=500)
-        if params.flag("declared", default=True):
-            self.reads = (self.file,)
+        self.early = Path(self.file).read_text() if params.flag("early", default=False) else None
 
     def prompt(self, _key: bytes) -> Prompt:
         return Prompt("")
 
     def score(self, _prompt: Prompt, _completion: str) -> Score:
-        return Score(1.0, Path(self.file).read_text())
+        return Score(1.0, self.early or Path(self.file).read_text())
 
 
 class Threaded(Executing):
-    """It starts a thread before the jail is closed."""
+    """It starts a thread when it is made, which opens files for others."""
 
     name, version = "threaded", "1"
 
     def configure(self, _params):
-        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        self.wanted, self.found = queue.Queue(), queue.Queue()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            try:
+                self.found.put(Path(self.wanted.get()).read_text())
+            except OSError as error:
+                self.found.put(str(error))
+
+    def score(self, prompt: Prompt, completion: str) -> Score:
+        def ask_thread(path):
+            self.wanted.put(path)
+            return self.found.get(timeout=5)
+
+        left = {"prompt": prompt, "ask_thread": ask_thread}
+        exec(completion, left)  # noqa: S102 -- as above
+        return Score(left.get("value", 0.5), str(left.get("told", "")))
+
+
+class Counting(Contract):
+    """It keeps a count of its scores and gives the next one more."""
+
+    name, version = "counting", "1"
+    count = 0
+
+    def prompt(self, _key: bytes) -> Prompt:
+        Counting.count += 1
+        return Prompt(str(Counting.count))
+
+    def score(self, _prompt: Prompt, _completion: str) -> Score:
+        Counting.count += 1
+        return Score(Counting.count / 100, "")
+
+
+class Reaching(Executing):
+    """It does what a text says when it is made, and tells what came of it."""
+
+    name, version = "reaching", "1"
+
+    def configure(self, params):
+        left = {}
+        try:
+            exec(params.text("text", default="", longest=2000).replace(";;", "\n"), left)  # noqa: S102 -- as above
+            self.told = str(left.get("told", "done"))
+        except OSError as error:
+            self.told = repr(error)
+
+    def prompt(self, _key: bytes) -> Prompt:
+        return Prompt(self.told)
 
 
 class Unmade(Executing):
@@ -106,7 +155,7 @@ def install(folder: Path) -> Path:
     facts = folder / "hostile-1.0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile\nVersion: 1.0\n")
-    kinds = (Executing, Leaking, Reading, Threaded, Unmade, Dying, Stuck)
+    kinds = (Executing, Leaking, Reading, Threaded, Counting, Reaching, Unmade, Dying, Stuck)
     entries = [f"{kind.name} = hostile_contracts:{kind.__name__}\n" for kind in kinds]
     (facts / "entry_points.txt").write_text("[echo_node.contracts]\n" + "".join(entries))
     shutil.copy(__file__, folder / "hostile_contracts.py")

@@ -8,6 +8,7 @@ signals by Landlock and seccomp; forks by seccomp alone, as root (whom no limit 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import platform
@@ -29,6 +30,7 @@ from echo_node.contract.sandbox import Failed, Sandbox, layers
 from echo_node.errors import ContractError
 from echo_node.runtime.ipc import MessageError, Pipe, PipeEndedError, PipeError, PipeSilentError
 from tests.contract import hostile_contracts
+from tests.contract.forbidden_syscalls import REFUSED
 
 LINUX = ["no-new-privileges", "namespaces", "capabilities", "landlock", "seccomp", "limits"]
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="these layers are those of Linux")
@@ -126,14 +128,16 @@ def test_where_new_user_namespaces_are_forbidden_all_else_holds(measured):
 
 
 @on_linux
-def test_landlock_does_not_claim_to_bind_threads_that_were_there_before(jail):
+def test_a_thread_that_an_import_started_is_bound_too(jail):
     found = {layer.name: layer for layer in jail(contract="threaded").layers()}
-    assert found["landlock"] == Layer(
-        "landlock",
-        active=False,
-        why_not="the contract's import has started 1 threads, which it would not bind",
-    )
+    assert found["landlock"].active
     assert found["seccomp"].active
+    assert "denied" in run(jail(contract="threaded"), "told = ask_thread('/etc/hostname')").reason
+    [first, second] = jail(contract="threaded").scores(
+        [(ASKED, "import builtins\nbuiltins.x = 1"), (ASKED, "x")]
+    )
+    assert isinstance(first, Score)  # each in a process of its own: one with threads is not forked
+    assert "NameError" in second.reason
 
 
 READ = "told = open('{key}').read()"
@@ -183,7 +187,12 @@ def test_what_a_layer_is_for_gets_out_without_it_and_only_then(off, text, escape
 # The filter of system calls, on machines that we do not have
 
 
-def verdict(machine, number, *arguments, architecture=None):
+@functools.cache
+def program(machine, forks):
+    return seccomp.program(machine, 4242, forks=forks)
+
+
+def verdict(machine, number, *arguments, architecture=None, forks=False):
     """What the kernel's small machine would come to: a reading of the filter of its own."""
     told = struct.pack(
         "<iIQ6Q",
@@ -192,13 +201,15 @@ def verdict(machine, number, *arguments, architecture=None):
         0,
         *[*arguments, 0, 0, 0, 0, 0, 0][:6],
     )
-    steps = seccomp.program(machine, 4242)
+    steps = program(machine, forks)
     value, at = 0, 0
     while True:
         code, if_so, if_not, constant = steps[at]
         at += 1
         if code == 0x20:
             (value,) = struct.unpack_from("<I", told, constant)
+        elif code == 0x54:
+            value &= constant
         elif code == 0x06:
             return {0x7FFF0000: "allow", 0x80000000: "kill"}.get(constant) or errno.errorcode[
                 constant & 0xFFFF
@@ -212,16 +223,27 @@ MACHINES = {"x86_64": 0, "aarch64": 1}
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_every_refused_call_is_refused_and_others_are_not(machine):
+def test_every_call_that_is_not_allowed_is_refused(machine):
     own = MACHINES[machine]
-    refused = {numbers[own] for numbers in syscalls.REFUSED.values()} - {None}
+    allowed = {numbers[own] for numbers in syscalls.ALLOWED.values()} - {None}
     closer = {numbers[own] for numbers in syscalls.CLOSER.values()} - {None}
-    assert len(refused) + len(closer) == sum(
-        numbers[own] is not None for numbers in [*syscalls.REFUSED.values(), *syscalls.CLOSER.values()]
+    assert len(allowed) + len(closer) == sum(
+        numbers[own] is not None for numbers in [*syscalls.ALLOWED.values(), *syscalls.CLOSER.values()]
     )
-    for number in range(512):
+    for number in range(1024):
         if number not in closer:
-            assert verdict(machine, number) == ("EPERM" if number in refused else "allow")
+            assert verdict(machine, number) == ("allow" if number in allowed else "EPERM")
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_call_that_reaches_out_is_refused(name, machine):
+    number = REFUSED[name][MACHINES[machine]]
+    if number is not None:
+        for arguments in ((), (1, 1, 1), (2**64 - 1,) * 6):
+            assert verdict(machine, number, *arguments) == "EPERM"
+        if name not in {"wait4", "seccomp"}:  # for a process that forks one child per text
+            assert verdict(machine, number, forks=True) == "EPERM"
 
 
 @pytest.mark.parametrize(
@@ -275,6 +297,37 @@ def test_some_calls_are_looked_at_more_closely(
     assert verdict(machine, prlimit, 0) == "allow"
     assert verdict(machine, prlimit, 1) == "EPERM"
     assert [verdict(machine, prctl, command) for command in (1, 4, 15)] == ["EPERM", "EPERM", "allow"]
+    for command in (22, 24, 35, 36, 38, 53, 59, 0x59616D61):  # seccomp, capabilities, memory map, Yama
+        assert verdict(machine, prctl, command) == "EPERM"
+
+
+@pytest.mark.parametrize(
+    ("machine", "clone", "fcntl", "ioctl", "mmap", "sendto", "prctl"),
+    [("x86_64", 56, 72, 16, 9, 44, 157), ("aarch64", 220, 25, 29, 222, 206, 167)],
+)
+def test_arguments_are_allowed_one_by_one(machine, clone, fcntl, ioctl, mmap, sendto, prctl):
+    for namespace in (0x20000, 0x80, *(1 << bit for bit in range(25, 31))):
+        assert verdict(machine, clone, 0x3D0F00 | namespace) == "EPERM"
+        for forks in (False, True):
+            assert verdict(machine, clone, 0x11 | namespace, forks=forks) == "EPERM"
+    assert verdict(machine, clone, 0x1200011) == "EPERM"
+    assert verdict(machine, clone, 0x1200011, forks=True) == "allow"
+    assert verdict(machine, clone, 0x1208011, forks=True) == "EPERM"  # CLONE_PARENT: a sibling
+    assert [verdict(machine, fcntl, 5, command) for command in (0, 1, 2, 3, 4, 1030)] == ["allow"] * 6
+    for command in (5, 6, 7, 9, 11, 16, 36, 37, 38, 1024, 1026, 1031, 1033):  # locks, leases, watches, seals
+        assert verdict(machine, fcntl, 5, command) == "EPERM"
+    assert verdict(machine, ioctl, 5, 0x5401) == "allow"
+    for command in (0x5412, 0x8901, 0x8902, 0x40086602, 0xC0185879):  # type, signal, change flags of files
+        assert verdict(machine, ioctl, 5, command) == "EPERM"
+    assert verdict(machine, mmap, 0, 4096, 3, 0x22) == "allow"
+    assert verdict(machine, mmap, 0, 4096, 1, 0x01) == "allow"  # a file that is read
+    assert verdict(machine, mmap, 0, 4096, 3, 0x21) == "EPERM"  # memory that children share
+    assert verdict(machine, mmap, 0, 4096, 3, 0x23) == "EPERM"
+    assert verdict(machine, sendto, 3, 0, 9, 0, 0) == "allow"
+    assert verdict(machine, sendto, 3, 0, 9, 0, 1) == "EPERM"
+    assert verdict(machine, sendto, 3, 0, 9, 0, 1 << 32) == "EPERM"
+    assert verdict(machine, prctl, 1, 9, forks=True) == "allow"  # to die with the process that forked it
+    assert verdict(machine, prctl, 1, 0, forks=True) == "EPERM"
 
 
 def test_calls_of_another_machine_end_the_process():
@@ -291,7 +344,7 @@ def test_calls_of_another_machine_end_the_process():
 def test_a_call_of_another_machine_costs_one_score(jail):
     text = (  # mov eax, 20; int 0x80; ret: getpid as a 32-bit program calls it
         "import ctypes, mmap\n"
-        "m = mmap.mmap(-1, 4096, prot=7)\n"
+        "m = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)\n"
         "m.write(bytes.fromhex('b814000000cd80c3'))\n"
         "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(m)))()\n"
     )

@@ -236,8 +236,45 @@ stolen = frame.f_locals['token']
 
 
 def test_a_forged_answer_does_not_move_the_others(executing):
-    forge = WRITE + "write(1, 1.0, 'forged')"
-    assert run(executing, GOOD, forge, GOOD, GOOD) == [HONEST, Score(1.0, "forged"), HONEST, HONEST]
+    forge = WRITE + "for index in range(4): write(index, 1.0, 'forged')"
+    first, forged, *others = run(executing, GOOD, forge, GOOD, GOOD)
+    assert [first, *others] == [HONEST] * 3
+    assert "it sent an invalid message to the node" in forged.reason
+
+
+def test_a_text_that_writes_its_answer_itself_answers_for_itself_alone(executing):
+    answer = "msgpack.packb({'kind': 'result', 'fields': [1.0, 'forged']})"
+    write = f"[os.write(n, {answer}) for n in range(3, 32) if os.path.exists(f'/dev/null') and is_open(n)]"
+    forge = (
+        f"import msgpack, os\ndef is_open(n):\n try: return os.fstat(n)\n except OSError: return 0\n{write}\n"
+    )
+    assert run(executing, forge + "os._exit(0)", GOOD, GOOD) == [Score(1.0, "forged"), HONEST, HONEST]
+
+
+def test_no_text_changes_what_the_contract_does_with_the_next(executing):
+    change = (
+        "import sys, builtins, msgpack\n"
+        "from echo_node.contract.jail import main, serde, child\n"
+        "from echo_node.contract import api\n"
+        "m = sys.modules['hostile_contracts']\n"
+        "m.Executing.score = lambda *_: api.Score(1.0, 'coloured')\n"
+        "main.answer = main._score = serde.unpack_prompt = child._run = child.answer_in_child = None\n"
+        "main._ANSWERS['score'] = lambda *_: [1.0, 'coloured']\n"
+        "msgpack.packb = msgpack.unpackb = None\n"
+        "sys.modules['__main__'].answer = lambda *_: {'kind': 'result', 'fields': [1.0, 'coloured']}\n"
+        "builtins.exec = lambda *_: None\n"
+    )
+    _, *others = run(executing, change, GOOD, GOOD)
+    assert others == [HONEST, HONEST]
+    assert run(executing, GOOD) == [HONEST]
+
+
+def test_what_a_contract_counts_is_the_same_for_every_text_and_every_stranger(package):
+    with Sandbox("counting", "1", folders=[package]) as sandbox:
+        assert [score.value for score in run(sandbox, "", "", "")] == [0.01] * 3
+        assert [prompt.text for prompt in sandbox.prompts(KEYS[:2])] == ["1", "1"]
+        assert [score.value for score in run(sandbox, "")] == [0.01]
+        assert len(workers(sandbox)) == 1  # and no new process was needed for it
 
 
 def test_a_score_that_the_contract_cannot_give_is_nonsense(executing):
@@ -268,11 +305,18 @@ def test_who_breaks_off_leaves_no_answers_for_the_next_one(executing, monkeypatc
     assert run(executing, GOOD) == [HONEST]
 
 
-def test_after_renewing_nothing_is_left_of_earlier_texts(executing):
+def test_nothing_is_left_of_earlier_texts(executing):
     look = "import builtins\ntold = hasattr(builtins, 'mark')"
-    assert run(executing, "import builtins\nbuiltins.mark = 1", look)[1].reason == "True"
-    executing.renew()
+    assert run(executing, "import builtins\nbuiltins.mark = 1", look)[1].reason == "False"
     assert run(executing, look)[0].reason == "False"
+
+
+def test_a_renewed_pool_has_other_processes(executing):
+    assert run(executing, GOOD) == [HONEST]
+    before = workers(executing)
+    executing.renew()
+    assert run(executing, GOOD) == [HONEST]
+    assert workers(executing).isdisjoint(before)
 
 
 def test_a_process_that_nobody_asks_does_nothing(executing):
@@ -401,13 +445,60 @@ def test_a_contract_that_is_never_ready_is_given_up(package):
         assert workers(sandbox) == set()
 
 
-def test_a_contract_reads_the_files_that_it_names_and_no_others(package, outside):
-    for declared in (True, False):
-        params = {"file": str(outside / "key"), "declared": declared}
-        with Sandbox("reading", "1", params, folders=[package]) as sandbox:
+def test_a_contract_reads_the_files_of_its_package_and_no_others(package, outside):
+    (package / "data.txt").write_text("a problem")
+    for file, found in [(package / "data.txt", "a problem"), (outside / "key", None)]:
+        with Sandbox("reading", "1", {"file": str(file)}, folders=[package]) as sandbox:
             [result] = sandbox.scores([(ASKED, "")])
-        assert (result == Score(1.0, "a secret key")) is declared
-        assert declared or "Permission denied" in result.reason
+        assert result == Score(1.0, found) if found else "Permission denied" in result.reason
+
+
+def test_a_contract_that_reads_a_key_while_it_is_made_is_refused(package, outside):
+    params = {"file": str(outside / "key"), "early": True}
+    with pytest.raises(ContractError, match="setting up the contract reading 1: PermissionError"):
+        load_jailed("reading", "1", params, folders=[package])
+
+
+IMPORTING = {
+    "forks a daemon": "import os;;told = os.fork()",
+    "spawns a program": "import subprocess;;subprocess.run(['true'])",
+    "opens a socket": "import socket;;socket.socket()",
+    "writes a file": "open('{mark}', 'w')",
+    "reads the node's environment": "import os;;told = open(f'/proc/{{os.getppid()}}/environ').read()",
+    "reads its own environment": "told = open('/proc/self/environ').read()",
+    "signals its parent": "import os;;os.kill(os.getppid(), 9)",
+    "makes memory that children share": "import mmap;;told = mmap.mmap(-1, 4096)",
+    "locks a file": "import fcntl;;fcntl.flock(open(__import__('os').__file__), 1)",
+    "leaves its group": "import os;;os.setsid()",
+    "goes into a namespace": "import os, ctypes;;told = os.strerror(1) + ' not permitted' * "
+    "(ctypes.CDLL(None).unshare(0x10000000) == -1)",
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the layers of Linux")
+@pytest.mark.parametrize("story", IMPORTING)
+def test_a_contract_that_while_it_is_made(story, package, outside):
+    before = own_processes()
+    params = {"text": IMPORTING[story].format(mark=outside / "mark")}
+    with Sandbox("reaching", "1", params, folders=[package]) as sandbox:
+        [prompt] = sandbox.prompts(KEYS[:1])
+        assert "not permitted" in prompt.text or "Permission denied" in prompt.text
+        assert len(own_processes() - before) == 1
+    assert not (outside / "mark").exists()
+    assert own_processes() == before
+
+
+def test_forks_beyond_one_a_text_are_refused_and_end_with_the_jail(package):
+    """A contract that forks once more after each fork for a text, in the jailed process itself."""
+    text = (
+        "import os, time;;os.register_at_fork(after_in_parent=lambda: os.fork() == 0 and time.sleep(10**6));;"
+    )
+    before = own_processes()
+    with Sandbox("reaching", "1", {"text": text}, folders=[package], seconds=1.0) as sandbox:
+        results = run(sandbox, *[GOOD] * 3)
+        assert own_processes() - before - workers(sandbox) == set()
+    assert own_processes() == before
+    assert all(result == HONEST or isinstance(result, Failed) for result in results)
 
 
 # Threads, the end
@@ -460,24 +551,26 @@ def test_a_pool_that_nobody_holds_ends_by_itself(package):
 
 
 NODE = """
-import sys, threading
+import sys, threading, time, psutil
 from pathlib import Path
 from echo_node.contract import Prompt
 from echo_node.contract.sandbox import Sandbox
 sandbox = Sandbox("executing", "1", folders=[Path(sys.argv[1])], seconds=100.0)
 sandbox.scores([(Prompt(""), "")])
-print(sandbox._workers[0].pid, flush=True)
-sandbox.scores([(Prompt(""), "while True: pass")])
+threading.Thread(target=sandbox.scores, args=([(Prompt(""), "while True: pass")],)).start()
+while len(found := psutil.Process().children(recursive=True)) < 2: time.sleep(0.01)
+print(*(one.pid for one in found), flush=True)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread looks after it, which takes a moment")
 def test_a_busy_process_ends_with_a_node_that_is_killed(package):
     with subprocess.Popen([sys.executable, "-c", NODE, package], stdout=subprocess.PIPE, text=True) as node:
-        worker = psutil.Process(int(node.stdout.readline()))
+        jailed = [psutil.Process(int(pid)) for pid in node.stdout.readline().split()]
         node.send_signal(signal.SIGKILL)
         node.wait()
-    assert worker.wait(10) is None
+    assert len(jailed) == 2  # the process of the contract, and the one that sees the text
+    assert psutil.wait_procs(jailed, timeout=10)[1] == []
 
 
 def test_the_order_of_a_set_is_the_same_in_every_process(executing):

@@ -1,8 +1,7 @@
 """Isolation of the current process: this system's layers in order, each measured.
 
-`before_import` comes first, `after_import` once the contract's code is imported and before any
-completion is read. A layer that this system cannot provide is left out with its reason; `missing`
-names those that were required.
+`close` comes before any code of a contract is imported, and `limit` once it is. A layer that this
+system cannot provide is left out with its reason; `missing` names those that were required.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import sysconfig
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from echo_node.contract.jail import Layer, LayerError
-from echo_node.contract.jail.limits import memory, set_limits
+from echo_node.contract.jail.limits import Usage, set_limits
 
 if sys.platform == "linux":
     from echo_node.contract.jail import landlock, privileges, seccomp
@@ -32,11 +31,14 @@ _SHARED: Final = (
     "/etc/ld.so.cache",
     "/usr/share/zoneinfo",
     "/dev/urandom",
+    "/dev/null",
 )
 """Readable paths that late-loaded libraries and time zones need."""
 
 _LEAST_BYTES: Final = 32 * 2**20
 """Bytes of memory that must be left to score with once the code is imported."""
+_IMPORT_BYTES: Final = 8 * 2**30
+"""Bytes of addresses that an import may map in addition: libraries map more than they touch."""
 
 
 class TooLargeError(Exception):
@@ -62,39 +64,56 @@ class Enclosure:
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
+        self._usage = Usage()
         self.layers: list[Layer] = []
 
-    def before_import(self) -> None:
-        """Put up the layers that need a single thread and no foreign code."""
+    def close(self, readable: Iterable[Path], on_listener: Callable[[int], None] | None = None) -> bool:
+        """Put up every layer; from here on only paths beneath `readable` can be read.
+
+        With `on_listener` this process is to fork one child per text: it gets the descriptor at
+        which the node answers forks. Return whether the process may fork.
+        """
+        bounds, forks = self._bounds, False
         if sys.platform == "linux":
             self._put_up("no-new-privileges", privileges.forgo_privileges)
             self._put_up("namespaces", privileges.leave_namespaces)
             self._put_up("capabilities", lambda: privileges.drop_capabilities(platform.machine()))
-            privileges.die_with(self._bounds.parent)
-
-    def after_import(self, readable: Iterable[Path]) -> None:
-        """Put up the other layers; from here on only paths beneath `readable` can be read."""
-        bounds = self._bounds
-        used, untouched = memory()  # while /proc can still be read
-        if used + _LEAST_BYTES > bounds.memory_bytes:
-            raise TooLargeError(used)
-        if sys.platform == "linux":
+            privileges.die_with(bounds.parent)
             self._put_up("landlock", lambda: landlock.restrict(readable))
-            self._put_up("seccomp", lambda: seccomp.install(platform.machine()))
+            if on_listener is not None and "seccomp" not in bounds.off:
+                listener = seccomp.listen(platform.machine())
+                if listener is not None:
+                    on_listener(listener)
+                    forks = True
+            self._put_up("seccomp", lambda: seccomp.install(platform.machine(), forks=forks))
         elif sys.platform == "darwin":
             macos.watch(bounds.parent, bounds.memory_bytes)
             self.layers.append(Layer("memory-watch", active=True))
             self._put_up("sandbox", lambda: macos.restrict(readable))
-        self._put_up("limits", lambda: self._limit(untouched))
+        _, untouched, _ = self._usage.read()
+        self._put_up("limits", lambda: self._limit(untouched + _IMPORT_BYTES))
+        return forks
+
+    def limit(self) -> bool:
+        """Lower the limits to what is left after the import; return whether it started threads."""
+        used, untouched, threads = self._usage.read()
+        self._usage.close()
+        if used + _LEAST_BYTES > self._bounds.memory_bytes:
+            raise TooLargeError(used)
+        if any(layer.name == "limits" and layer.active for layer in self.layers):
+            self._limit(untouched)
+        return threads > 1
 
     def missing(self, require: Iterable[str]) -> str:
-        """Return which of these layers do not hold, and why; empty if all do."""
-        why = {layer.name: layer.why_not for layer in self.layers if not layer.active}
-        known = {layer.name for layer in self.layers}
+        """Return which of these layers do not hold, and why; empty if all do.
+
+        `landlock|namespaces` requires one of the two.
+        """
+        why = {layer.name: layer.why_not for layer in self.layers}
         return "; ".join(
-            f"{name}: {why.get(name, 'this system has no such layer')}"
-            for name in require
-            if name in why or name not in known
+            " and ".join(f"{name}: {why.get(name, 'this system has no such layer')}" for name in names)
+            for names in (wanted.split("|") for wanted in require)
+            if all(why.get(name, "missing") for name in names)
         )
 
     def _limit(self, untouched: int) -> None:
@@ -128,10 +147,20 @@ def code_paths() -> list[Path]:
     folders |= {Path(one) for one in _SHARED}
     folders = {folder for folder in folders if folder != Path("/")}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if "." not in name and file is not None:  # such as an editable install
-            path = Path(file)
-            home = path.parent if path.name == "__init__.py" else path
+        for home in _homes(name, module):
             if not any(home.is_relative_to(folder) for folder in folders):
                 folders.add(home)
     return sorted(folders)
+
+
+def _homes(name: str, module: Any) -> list[Path]:
+    """Return where a loaded top-level module lies, and what an editable install's finder maps."""
+    mapped = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
+    if isinstance(mapped, dict):
+        return [_home(Path(str(place))) for place in mapped.values()]
+    file = getattr(module, "__file__", None)
+    return [] if "." in name or file is None else [_home(Path(file))]
+
+
+def _home(path: Path) -> Path:
+    return path.parent if path.name == "__init__.py" else path

@@ -6,9 +6,9 @@ libraries have mapped and not touched so far is added on top. Deadlines are kept
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
-from pathlib import Path
 from typing import Final
 
 from echo_node.contract.jail import LayerError
@@ -20,7 +20,7 @@ _THREADS: Final = 64
 def set_limits(
     *, memory_bytes: int, untouched: int, cpu_seconds: int, own_users: bool, may_fork: bool
 ) -> None:
-    """Set the limits, and check that the kernel took them.
+    """Set the limits, and check that the kernel took them. Later calls can only lower them.
 
     A limit of threads counts all threads of a user, except in a user namespace of its own.
     """
@@ -38,7 +38,7 @@ def set_limits(
         wanted[resource.RLIMIT_AS] = untouched + memory_bytes
         wanted[resource.RLIMIT_MEMLOCK] = 0
     for kind, most in wanted.items():
-        _, hard = resource.getrlimit(kind)
+        hard = resource.getrlimit(kind)[1]
         limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
         soft = limit - 1 if kind == resource.RLIMIT_CPU else limit  # so that SIGXCPU names the cause
         resource.setrlimit(kind, (soft, limit))
@@ -46,9 +46,25 @@ def set_limits(
         raise LayerError("the kernel did not take every limit")
 
 
-def memory() -> tuple[int, int]:
-    """Return bytes resident, and bytes mapped but not resident; zeros where unknown."""
-    if sys.platform != "linux":
-        return 0, 0
-    mapped, used, *_ = (int(n) * resource.getpagesize() for n in Path("/proc/self/statm").read_text().split())
-    return used, mapped - used
+class Usage:
+    """This process's memory and threads, also once `/proc` can no longer be opened."""
+
+    def __init__(self) -> None:
+        self._stat = (
+            os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC) if sys.platform == "linux" else None
+        )
+
+    def read(self) -> tuple[int, int, int]:
+        """Return bytes resident, bytes mapped but not resident, and threads; zeros where unknown."""
+        if self._stat is None:
+            return 0, 0, 0
+        fields = os.pread(self._stat, 4096, 0).rpartition(b")")[2].split()  # from the third field on
+        threads, mapped = int(fields[17]), int(fields[20])
+        used = int(fields[21]) * resource.getpagesize()
+        return used, mapped - used, threads
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._stat is not None:
+            os.close(self._stat)
+            self._stat = None

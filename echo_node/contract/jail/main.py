@@ -1,23 +1,26 @@
-"""The jailed program: `python -P -m echo_node.contract.jail.main PIPE_FD PARENT_PID`.
+"""The jailed program: `python -P -m echo_node.contract.jail.main PIPE_FD CONTROL_FD PARENT_PID`.
 
-Started by `jail.process` only. The process isolates itself after it has imported the contract's
-code and before it reads the first request. It answers each item of a request as soon as it can, so
-that the node knows which item killed the process.
+Started by `jail.process` only. The process isolates itself before it imports the contract's code.
+It answers each item of a request as soon as it can, so that the node knows which item killed it.
+Code that is no part of this program sees each text in a child of its own (`child`).
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from echo_node.contract.api import Contract, prompt_of, score_of
+from echo_node.contract.jail.child import answer_in_child
 from echo_node.contract.jail.enclosure import Bounds, Enclosure, TooLargeError, code_paths
 from echo_node.contract.jail.process import MAX_MESSAGE_BYTES, OUT_OF_MEMORY
+from echo_node.contract.jail.required import ADVICE_NO_LAYER
 from echo_node.contract.jail.serde import TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
 from echo_node.contract.registry import load
 from echo_node.errors import ContractError, EchoError, boundary
@@ -63,58 +66,65 @@ _ANSWERS: Final[dict[str, Callable[..., list[Any]]]] = {
 }
 
 
-def set_up(start: Message, parent: int) -> tuple[Contract, Enclosure]:
-    """Load the contract and isolate this process; refuse if a required layer is missing."""
+def set_up(start: Message, parent: int, control: socket.socket) -> tuple[Contract, Enclosure, bool]:
+    """Isolate this process, then load the contract; refuse if a required layer is missing.
+
+    Return the contract, the layers, and whether each item is to be answered in a child.
+    """
     name, version, memory_bytes = start["name"], start["version"], start["memory_bytes"]
     bounds = Bounds(parent, memory_bytes, start["cpu_seconds"], frozenset(start["off"]))
     enclosure = Enclosure(bounds)
-    enclosure.before_import()
-    contract = load(name, version, start["params"])
-    try:
-        enclosure.after_import([*code_paths(), *declared(contract)])
-    except TooLargeError as error:
-        what = f"{name} {version} {error}, and may have {memory_bytes >> 20} MiB"
-        raise ContractError(what, advice="allow it more memory") from error
+    forks = enclosure.close(code_paths(), partial(_hand_over, control) if start["apart"] else None)
+    control.close()
     missing = enclosure.missing(start["require"])
     if missing:
         raise ContractError(
-            f"the jail of {name} {version} lacks a layer that must hold: {missing}",
-            advice="run on a system that has it, or take it out of those that are required",
+            f"the jail of {name} {version} lacks a layer that must hold: {missing}", advice=ADVICE_NO_LAYER
         )
-    return contract, enclosure
+    contract = load(name, version, start["params"])
+    try:
+        threaded = enclosure.limit()
+    except TooLargeError as error:
+        what = f"{name} {version} {error}, and may have {memory_bytes >> 20} MiB"
+        raise ContractError(what, advice="allow it more memory") from error
+    return contract, enclosure, forks and not threaded
 
 
-def declared(contract: Contract) -> list[Path]:
-    """Return the paths that a contract lists in `reads`: it opens them after the import."""
-    with boundary(ContractError, f"{contract.name} {contract.version}: naming the files that it reads"):
-        paths: Iterable[str | Path] = getattr(contract, "reads", ())
-        return [Path(path).resolve() for path in paths]
+def _hand_over(control: socket.socket, listener: int) -> None:
+    """Give the node the descriptor at which it answers forks of this process."""
+    socket.send_fds(control, [b"f"], [listener])
+    os.close(listener)
 
 
-def serve(pipe: Pipe, parent: int) -> None:
+def serve(pipe: Pipe, control: socket.socket, parent: int) -> None:
     """Start the contract that the first message names, then answer until the pipe ends."""
     start = pipe.expect(None)
     try:
-        contract, enclosure = set_up(start, parent)
+        contract, enclosure, forks = set_up(start, parent, control)
     except EchoError as error:
         pipe.send({"kind": "refused", "what": error.what, "advice": error.advice})
         return
     layers = [[layer.name, layer.active, layer.why_not] for layer in enclosure.layers]
     score_range = {"low": float(contract.low), "high": float(contract.high)}
-    pipe.send({"kind": "ready", **score_range, "layers": layers})
+    pipe.send({"kind": "ready", **score_range, "layers": layers, "forks": forks})
+    if forks:
+        gc.collect()
+        gc.freeze()  # children then write to fewer pages that they share with this process
     while True:
         request = pipe.expect(None)
-        token = request["token"]
+        token, asked = request["token"], request["kind"]
         for index, item in enumerate(request["items"]):
-            pipe.send({"token": token, "index": index, **answer(contract, request["kind"], item)})
+            work = partial(answer, contract, asked, item)
+            pipe.send({"token": token, "index": index, **(answer_in_child(work) if forks else work())})
 
 
 def main(arguments: list[str]) -> int:
     """Serve the parent over the inherited socket; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node decides when this process ends
-    end = socket.socket(fileno=int(arguments[0]))
+    pipe, control, parent = (int(argument) for argument in arguments)
+    end = socket.socket(fileno=pipe)
     try:
-        serve(Pipe(end, max_bytes=MAX_MESSAGE_BYTES), int(arguments[1]))
+        serve(Pipe(end, max_bytes=MAX_MESSAGE_BYTES), socket.socket(fileno=control), parent)
     except PipeEndedError:
         return 0
     except (PipeError, MessageError):

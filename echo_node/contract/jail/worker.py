@@ -1,8 +1,9 @@
 """One worker of a jail's pool: starts the jailed process and sends batches to it.
 
 The process starts when it is needed, and again after it has ended. Every item has its own deadline.
-An item that kills a process which had answered others before is tried once more in a fresh one,
-because something left behind by another text may have been the cause.
+Code of a plug-in answers each item in a fresh child, or where this system cannot fork safely in a
+fresh process: no text affects another's score. An item that kills a process which had answered
+others before, as a built-in contract's may, is tried once more in a fresh one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from echo_node.contract.jail import Layer
-from echo_node.contract.jail.process import JailedProcess
+from echo_node.contract.jail.process import JailedProcess, cause_of
 from echo_node.errors import ContractError, one_line
-from echo_node.runtime.ipc import Message, MessageError, PipeEndedError, PipeError, PipeSilentError
+from echo_node.runtime.ipc import Message, MessageError, PipeEndedError, PipeError, PipeSilentError, decode
 from echo_node.runtime.ipc import field as message_field
 
 _STARTS: Final = 3  # attempts to start a process before giving up
@@ -54,6 +55,8 @@ class WorkerLimits:
     cpu_seconds: int
     require: tuple[str, ...]
     folders: tuple[Path, ...]
+    apart: bool
+    """Whether each item is answered by a process that has seen no other."""
     off: frozenset[str] = frozenset()
 
     @property
@@ -69,6 +72,8 @@ class Ready:
     low: float
     high: float
     layers: tuple[Layer, ...]
+    forks: bool
+    """Whether the process answers each item in a child of its own."""
 
 
 @dataclass
@@ -110,14 +115,19 @@ class JailWorker:
             self._retire()
         while len(done) < len(items):
             process = self._running()
+            forks = self.ready().forks
             process.resume()
+            alone = self.terms.apart and not forks  # then a process answers one item
             try:
                 with self._retire_on_interrupt():
-                    self._exchange(process, asked, items[len(done) :], read, done)
+                    some = items[len(done) : len(done) + 1] if alone else items[len(done) :]
+                    self._exchange(process, asked, doing, some, read, done)
             except PipeError as error:
                 reason = self._discard(process, error, self.terms.seconds)
-                if not process.served:
-                    done.append(Failed(f"{self.terms.contract}: {doing}: {reason}"))
+                if forks or not process.served:
+                    done.append(self._failed(doing, reason))
+            if alone:
+                self._retire()
         if self._process is not None:
             self._process.suspend()
         return done
@@ -137,6 +147,7 @@ class JailWorker:
         self,
         process: JailedProcess,
         asked: str,
+        doing: str,
         items: Sequence[list[Any]],
         read: Callable[[list[Any]], T],
         done: list[T | Failed],
@@ -146,10 +157,36 @@ class JailWorker:
         request = {"kind": asked, "token": token, "items": list(items)}
         _send(process, request, self.terms.seconds)
         for index in range(len(items)):
-            message = process.pipe.expect(self.terms.seconds)
-            done.append(_read_answer(message, token, index, read))
+            message = process.receive(self.terms.seconds, forks=1)
+            if message["kind"] == "child":
+                done.append(self._read_child(message, token, index, doing, read))
+            else:
+                done.append(_read_answer(message, token, index, read))
             process.served += 1
             self._deaths = 0
+
+    def _read_child(
+        self, message: Message, token: bytes, index: int, doing: str, read: Callable[[list[Any]], T]
+    ) -> T | Failed:
+        """Return the answer of a child; whatever is wrong with it is that item's failure alone."""
+        _check_asked(message, token, index)
+        match message:
+            case {"body": bytes(body), "status": 0} if body:
+                try:
+                    answer = decode(body)
+                    return _read_answer({**answer, "token": token, "index": index}, token, index, read)
+                except _OutOfMemoryError as error:
+                    return Failed(str(error))
+                except PipeError as error:
+                    return self._failed(doing, f"it sent an invalid message to the node: {error}")
+            case {"status": int(status)}:
+                return self._failed(doing, cause_of(status))
+            case {"status": None}:
+                raise _ChildError("it closed its pipe to the node")
+        raise PipeError("an answer that is malformed")
+
+    def _failed(self, doing: str, reason: str) -> Failed:
+        return Failed(f"{self.terms.contract}: {doing}: {reason}")
 
     def _running(self) -> JailedProcess:
         """Return the process, starting it if need be."""
@@ -183,14 +220,19 @@ class JailWorker:
             "memory_bytes": terms.memory_bytes,
             "cpu_seconds": terms.cpu_seconds,
             "require": list(terms.require),
+            "apart": terms.apart,
             "off": sorted(terms.off),
         }
         _send(process, start, terms.start_seconds)
-        match process.pipe.expect(terms.start_seconds):
-            case {"kind": "ready", "low": float(low), "high": float(high), "layers": [*layers]} if (
-                math.isfinite(low) and low < high < math.inf
-            ):
-                return Ready(low, high, tuple(_read_layer(layer) for layer in layers))
+        match process.receive(terms.start_seconds):
+            case {
+                "kind": "ready",
+                "low": float(low),
+                "high": float(high),
+                "layers": [*layers],
+                "forks": bool(forks),
+            } if math.isfinite(low) and low < high < math.inf:
+                return Ready(low, high, tuple(_read_layer(layer) for layer in layers), forks)
             case {"kind": "refused", "what": str(what), "advice": str(advice)}:
                 raise ContractError(what, advice=advice)
         raise PipeError("it did not report that it is ready")
@@ -203,7 +245,7 @@ class JailWorker:
                 reason = f"it took longer than {seconds:g} seconds"
             case PipeEndedError():
                 reason = process.cause()
-            case _OutOfMemoryError():
+            case _OutOfMemoryError() | _ChildError():
                 reason = str(error)
             case _:
                 reason = f"it sent an invalid message to the node: {error}"
@@ -246,6 +288,10 @@ class _OutOfMemoryError(PipeError):
     """The process still runs and has no memory left."""
 
 
+class _ChildError(PipeError):
+    """A child has closed its pipe and still runs."""
+
+
 def _send(process: JailedProcess, message: Message, seconds: float) -> None:
     try:
         process.pipe.send(message, seconds=seconds)
@@ -260,9 +306,13 @@ def _read_layer(entry: object) -> Layer:
     raise PipeError("a layer that is malformed")
 
 
-def _read_answer(message: Message, token: bytes, index: int, read: Callable[[list[Any]], T]) -> T | Failed:
+def _check_asked(message: Message, token: bytes, index: int) -> None:
     if (message_field(message, "token", bytes), message_field(message, "index", int)) != (token, index):
         raise PipeError("an answer to something that was not asked")
+
+
+def _read_answer(message: Message, token: bytes, index: int, read: Callable[[list[Any]], T]) -> T | Failed:
+    _check_asked(message, token, index)
     match message:
         case {"kind": "result", "fields": [*fields]}:
             return read(fields)
