@@ -197,6 +197,14 @@ def join(
             "--battery", help="Go on while the machine is on battery.", rich_help_panel="This machine"
         ),
     ] = False,
+    unsafe_no_jail: Annotated[
+        bool,
+        typer.Option(
+            "--unsafe-no-jail",
+            help="Run the contract although this system cannot isolate it. It may then read your files.",
+            rich_help_panel="This machine",
+        ),
+    ] = False,
     page: Annotated[
         int | None,
         typer.Option(
@@ -265,6 +273,7 @@ def join(
             down=amount(max_down, "--max-down"),
             device=device,
         ),
+        unsafe=unsafe_no_jail,
         battery=not battery,
         page=_page(page, no_page=no_page, as_json=as_json),
         page_token=page_buttons,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from echo_node.contract.jail.required import REQUIRED
 from echo_node.engine.engine_classes import AUTO, best_class, check_device, device_of
 from echo_node.errors import ConfigError
 from echo_node.runtime.resource_limits import EVERYTHING, ResourceLimits
@@ -39,6 +40,7 @@ class JoinOptions:
     run           any form that `echo_node.runs.resolve` reads; a bootstrap needs none
     page          port of the page, 0 for any free one, None for no page
     log           names of `echo_node.telemetry.exporters` that a trainer writes its steps to
+    unsafe        run the contract although a required layer of its jail does not hold
     battery       pause while the machine runs on battery
     agree         asked whether to work for a run that was found on the network
     choose        asked which of several open runs to join
@@ -62,12 +64,18 @@ class JoinOptions:
     promote: bool = False
     log: tuple[str, ...] = ()
     allowance: ResourceLimits = EVERYTHING
+    unsafe: bool = False
     battery: bool = True
     page: int | None = None
     page_token: bool = False
     agree: Callable[[Opened[Manifest]], bool] = accept
     choose: Callable[[Sequence[Opened[Manifest]]], Opened[Manifest]] = _first
     offer_backup: Callable[[StateDir], None] = no_backup
+
+    @property
+    def require(self) -> tuple[str, ...]:
+        """Layers of the jail without which the run's contract is not executed."""
+        return () if self.unsafe else REQUIRED
 
 
 def check_flags(

@@ -70,7 +70,7 @@ def join(options: JoinOptions, events: Events, ranks: Ranks | None = None) -> No
             session.start()
             trio.run(session.take_part, found)
             return
-        with closing(open_run(found, options.model)) as run:
+        with closing(open_run(found, options.model, require=options.require)) as run:
             check_manifest(options, session.identity, run.manifest)
             session.start(run)
             trio.run(session.take_part, run)
@@ -111,6 +111,8 @@ class _Session:
             state=str(options.state),
             **of,
         )
+        if run is not None:
+            self._report_jail(run)
         if self._key_is_new:
             options.offer_backup(self._place)
 
@@ -228,13 +230,15 @@ class _Session:
                 )
         else:
             model = await trio.to_thread.run_sync(model_folder, options.model)
-        run = await trio.to_thread.run_sync(Run.open, manifest.sealed, model)
+        opening = partial(Run.open, manifest.sealed, model, require=options.require)
+        run = await trio.to_thread.run_sync(opening)
         emit(
             "found",
             f"run {run.manifest.name}, by {peer_id(manifest.signer)}",
             run=run.id.hex(),
             name=run.manifest.name,
         )
+        await trio.to_thread.run_sync(self._report_jail, run)
         return run
 
     async def _watch_disk(self) -> None:
@@ -268,6 +272,19 @@ class _Session:
             nursery.start_soon(self._watch_disk)
             await self._do_role(node, run, folder)
             nursery.cancel_scope.cancel()
+
+    def _report_jail(self, run: Run) -> None:
+        """Emit which layers of isolation hold for the run's contract, and which do not and why."""
+        layers = run.jail()
+        holds = [layer.name for layer in layers if layer.active]
+        lacks = {layer.name: layer.why_not for layer in layers if not layer.active}
+        without = "; not active: " + ", ".join(f"{name} ({why})" for name, why in lacks.items())
+        self._events.emit(
+            "jail",
+            f"the contract runs behind {', '.join(holds) or 'no layer'}{without if lacks else ''}",
+            active=holds,
+            missing=lacks,
+        )
 
     async def _do_role(self, node: Node, run: Run, folder: Path) -> None:
         options = self._options

@@ -173,7 +173,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    with state_dir.opened(options.state) as state, closing(open_run(options.run)) as run:
+    with state_dir.opened(options.state) as state, closing(open_run(options.run, require=())) as run:
         identity = state.identity()
         _emit("started", role="sampler", peer_id=identity.peer_id)
         settings = SwarmSettings(listen=(options.listen,), seeds=(options.seed,), book=state.book)

@@ -23,6 +23,8 @@ from echo_node.contract import (
     prompt_of,
     score_of,
 )
+from echo_node.contract.jail import Layer
+from echo_node.contract.jail.required import REQUIRED
 from echo_node.contract.jail.worker import Failed
 from echo_node.contract.sandbox import JailedContract, load_jailed, score_or_zero
 from echo_node.engine.base import SamplingLimits
@@ -57,11 +59,13 @@ class Run:
     tokenizer: Tokenizer
 
     @classmethod
-    def open(cls, sealed: bytes, folder: Path, *, jailed: bool = True) -> Run:
+    def open(
+        cls, sealed: bytes, folder: Path, *, jailed: bool = True, require: Sequence[str] = REQUIRED
+    ) -> Run:
         """Open a manifest, and check the model's small files in a folder against it.
 
         The contract runs in a sandbox, since completions are untrusted text; `jailed=False` is
-        for its author.
+        for its author. `require` names the layers of the jail without which it does not run.
         """
         manifest = open_manifest(sealed)
         message = manifest.message
@@ -73,7 +77,11 @@ class Run:
                     advice="give the run's own model with --model",
                 )
         named = message.contract
-        contract = (load_jailed if jailed else load)(named.name, named.version, named.params)
+        contract = (
+            load_jailed(named.name, named.version, named.params, require=require)
+            if jailed
+            else load(named.name, named.version, named.params)
+        )
         check_vectors(contract, message.contract.vectors)
         return cls(manifest, folder, contract, Tokenizer.from_folder(folder))
 
@@ -144,6 +152,10 @@ class Run:
     def files(self) -> dict[bytes, InFile]:
         """Return the model's small files by their hashes, to serve to newcomers."""
         return {file.blob: InFile(self.folder / file.name, file.size) for file in self.manifest.model.files}
+
+    def jail(self) -> list[Layer]:
+        """Return the layers of the contract's jail; none if it is not jailed."""
+        return self.contract.sandbox.layers() if isinstance(self.contract, JailedContract) else []
 
     def close(self) -> None:
         """End the contract's processes."""

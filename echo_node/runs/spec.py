@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from echo_node.config import load_config, write_resolved
 from echo_node.contract import load
+from echo_node.contract.jail.required import REQUIRED
 from echo_node.contract.registry import as_a_guest
 from echo_node.errors import ConfigError, StoreError, boundary, looking_at
 from echo_node.models import embedded
@@ -222,17 +223,18 @@ def read_manifest(named: Path) -> Opened[Manifest]:
         ) from error
 
 
-def open_run(named: Path, model: str | None = None) -> Run:
+def open_run(named: Path, model: str | None = None, *, require: Sequence[str] = REQUIRED) -> Run:
     """Open a run by its folder or manifest file.
 
     The model is the one given, that of the run's file, the downloaded one, or the embedded one.
+    `require` names the layers without which its contract does not run.
     """
     manifest = read_manifest(named)
     if model is None and (named / RUN_FILE).is_file():
         model = read_run_file(named / RUN_FILE).model
     elif model is None and is_downloaded(named / "model", manifest.message):
-        return Run.open(manifest.sealed, named / "model")
-    return Run.open(manifest.sealed, model_folder(model or EMBEDDED))
+        return Run.open(manifest.sealed, named / "model", require=require)
+    return Run.open(manifest.sealed, model_folder(model or EMBEDDED), require=require)
 
 
 def model_folder(

@@ -64,18 +64,21 @@ def _run(work: Callable[[], Message], write_end: int, parent: int) -> NoReturn:
     code = 1
     try:
         syscall_ffi.prctl(syscall_ffi.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return os._exit(code)
-        os.closerange(3, write_end)
-        os.closerange(write_end + 1, _DESCRIPTORS)
-        seccomp.install(platform.machine())
-        rest = memoryview(msgpack.packb(work()))
-        while rest:
-            rest = rest[os.write(write_end, rest) :]
-        code = 0
+        if os.getppid() == parent:  # else it ended before the kernel was told
+            os.closerange(3, write_end)
+            os.closerange(write_end + 1, _DESCRIPTORS)
+            seccomp.install(platform.machine())
+            _send(msgpack.packb(work()), write_end)
+            code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     except MemoryError:
         code = OUT_OF_MEMORY
     finally:
         os._exit(code)
+
+
+def _send(answer: bytes, write_end: int) -> None:
+    rest = memoryview(answer)
+    while rest:
+        rest = rest[os.write(write_end, rest) :]

@@ -55,7 +55,7 @@ class Usage:
         )
 
     def read(self) -> tuple[int, int, int]:
-        """Return bytes resident, bytes mapped but not resident, and threads; zeros where unknown."""
+        """Return bytes resident, bytes mapped but not resident, threads; zeros where unknown."""
         if self._stat is None:
             return 0, 0, 0
         fields = os.pread(self._stat, 4096, 0).rpartition(b")")[2].split()  # from the third field on
