@@ -129,6 +129,7 @@ class EngineTolerance:
     d_mean: Annotated[float, number(0.0, 1.0)]
     d_most: Annotated[float, number(0.0, 1.0)]
     engine: EngineClass
+    gap_most: Annotated[float, number(0.0, 1e3)]
     share: Annotated[float, number(0.0, 1.0)]
     z_mean: Annotated[float, number(0.0, 1e6)]
     z_most: Annotated[float, number(0.0, 1e6)]

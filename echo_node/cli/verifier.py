@@ -174,6 +174,7 @@ def _row(found: Calibration) -> dict[str, Any]:
         "z_mean_worst": max(each.z_mean / Tolerance.scale(each.tokens) for each in found.honest),
         "z_most": together.z_most,
         "logprob_gap": together.gap_mean,
+        "logprob_gap_most": together.gap_most,
         "honest_off": found.off,
         "honest_refused": found.refused,
         "caught": {name: round(share, 3) for name, share in found.caught.items()},
@@ -194,7 +195,7 @@ def _toml(title: str, found: Sequence[Calibration]) -> str:
                 " judge's draw at all. More --completions tell more."
             )
         lines += ["[[engines]]", f'engine = "{tolerance.engine}"']
-        names = ("d_mean", "d_most", "z_mean", "z_most", "share")
+        names = ("d_mean", "d_most", "gap_most", "z_mean", "z_most", "share")
         lines += [f"{name} = {getattr(tolerance, name)!r}" for name in names]
         lines.append("")
     return "\n".join(lines)

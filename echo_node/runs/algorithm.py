@@ -16,7 +16,7 @@ from echo_node.errors import ConfigError
 from protocol import Manifest
 
 DEFAULT_BATCH = 32
-_FROM_ELSEWHERE = {"temperature", "vocab_size", "spreads", "grpo", "completion_limit"}
+_FROM_ELSEWHERE = {"temperature", "vocab_size", "spreads", "gap_caps", "grpo", "completion_limit"}
 """Fields of the settings that come from other parts of the manifest."""
 SPREAD = 16.0
 """Spread of log-probabilities per mean distance that the manifest allows an engine class.
@@ -194,6 +194,8 @@ class StepSettings:
     mixed_precision     "auto": bf16 products where the device supports them; "off": float32
     spreads             by engine class, spread of its log-probabilities around the trainer's; see
                     `GrpoSettings`
+    gap_caps            by engine class, largest gap of one of its log-probabilities from the
+                        trainer's; beyond it a current group's is clamped (see `grpo.clamp_mu`)
     """
 
     learning_rate: float = 2e-4
@@ -212,6 +214,7 @@ class StepSettings:
     gradient_checkpointing: bool = False
     mixed_precision: Literal["auto", "off"] = "auto"
     spreads: tuple[tuple[str, float], ...] = ()
+    gap_caps: tuple[tuple[str, float], ...] = ()
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
 
     def __post_init__(self) -> None:
@@ -248,6 +251,9 @@ class StepSettings:
     def spread_of(self, engine: str) -> float:
         return dict(self.spreads).get(engine, 0.0)
 
+    def gap_cap_of(self, engine: str) -> float:
+        return dict(self.gap_caps).get(engine, math.inf)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainingSettings:
@@ -282,6 +288,7 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
                 temperature=manifest.sampling.temperature,
                 vocab_size=manifest.model.vocab_size,
                 spreads=tuple((each.engine, SPREAD * each.d_mean) for each in manifest.engines),
+                gap_caps=tuple((each.engine, each.gap_most) for each in manifest.engines),
                 grpo=GrpoSettings(**grpo, completion_limit=manifest.sampling.max_tokens),
             ),
         )

@@ -163,21 +163,31 @@ class Run:
             self.contract.close()
 
 
-def _tolerance(engine: str, d_mean: float, d_most: float, z_mean: float, z_most: float) -> EngineTolerance:
+def _tolerance(
+    engine: str, *, d_mean: float, d_most: float, gap_most: float, z_mean: float, z_most: float
+) -> EngineTolerance:
     return EngineTolerance(
-        d_mean=d_mean, d_most=d_most, engine=engine, share=1.0, z_mean=z_mean, z_most=z_most
+        d_mean=d_mean,
+        d_most=d_most,
+        engine=engine,
+        gap_most=gap_most,
+        share=1.0,
+        z_mean=z_mean,
+        z_most=z_most,
     )
 
 
 ENGINES: Final = (
-    _tolerance("llama/f16", d_mean=3e-4, d_most=0.019, z_mean=0.003, z_most=0.08),
-    _tolerance("llama/f32", d_mean=1e-5, d_most=1e-3, z_mean=1e-4, z_most=1e-2),
-    _tolerance("torch/f32", d_mean=1e-5, d_most=1e-3, z_mean=1e-4, z_most=1e-2),
+    _tolerance("llama/f16", d_mean=3e-4, d_most=0.019, gap_most=0.25, z_mean=0.003, z_most=0.08),
+    _tolerance("llama/f32", d_mean=1e-5, d_most=1e-3, gap_most=2e-3, z_mean=1e-4, z_most=1e-2),
+    _tolerance("torch/f32", d_mean=1e-5, d_most=1e-3, gap_most=2e-3, z_mean=1e-4, z_most=1e-2),
 )
 """Engine classes that may sample by default: too narrow to hide a cheat in.
 
 The bound on a single token is beyond any of a million honest positions of the embedded model, at
-versions up to 300, where the tail is longer than at the beginning.
+versions up to 300, where the tail is longer than at the beginning. There the largest gap of 19,000
+log-probabilities was 0.038 in `llama/f16` and 1.2e-5 in the float32 classes; on SmolLM2-135M 0.051
+of 39,000 and 8.3e-5 of 10,000.
 """
 
 

@@ -143,19 +143,23 @@ def grpo_loss(
     old: Tensor | None = None,
     current: Tensor | None = None,
     sigma: Tensor | None = None,
+    gap_cap: Tensor | None = None,
 ) -> GrpoLoss:
     """Return the loss of completions [B] of at most T tokens.
 
-    All tensors are [B, T] but `advantage`, `current` and `sigma`. `log_probs` and `entropies` are
-    the policy's, and carry the gradient. `mask` is true at sampled tokens; values elsewhere are
-    ignored. `old` is the policy's at the start of the step; where a batch is stepped on once, that
-    is the policy itself, and nothing need be given. `current` [B] says which completions are of the
-    version that is trained, and `sigma` [B] how far their engine class's log-probabilities spread
-    from ours.
+    All tensors are [B, T] but `advantage`, `current`, `sigma` and `gap_cap`. `log_probs` and
+    `entropies` are the policy's, and carry the gradient. `mask` is true at sampled tokens; values
+    elsewhere are ignored. `old` is the policy's at the start of the step; where a batch is stepped
+    on once, that is the policy itself, and nothing need be given. `current` [B] says which
+    completions are of the version that is trained, and `sigma` [B] how far their engine class's
+    log-probabilities spread from ours; `gap_cap` [B] is how far one of them may be off
+    (`clamp_mu`).
     """
     if settings.kl and reference is None:
         raise ValueError("kl is not 0, so the reference's log-probabilities are needed")
     mask = mask.bool()
+    own = (log_probs if old is None else old).detach()
+    claimed, mu = mu, clamp_mu(mu, own, current, gap_cap)
     log_ratio = _log_ratio(log_probs, mu, mask)
     ratio = log_ratio.exp()
     log_weight = log_ratio.detach() if old is None else _log_ratio(old.detach(), mu, mask)
@@ -165,7 +169,7 @@ def grpo_loss(
     considered = mask & ~vetoed[:, None]
     mistrusted = torch.zeros_like(vetoed)
     if settings.geometric:
-        mistrusted = ~vetoed & _mistrusted(settings, log_weight, mask, current, sigma)
+        mistrusted = ~vetoed & _mistrusted(settings, _log_ratio(own, claimed, mask), mask, current, sigma)
         considered = considered & ~mistrusted[:, None]
     kept = considered
     if settings.icepop:
@@ -243,6 +247,18 @@ def _geometric_mean(ratio: Tensor, mask: Tensor) -> Tensor:
     lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
     mean = torch.where(mask, ratio, 1.0).log().sum(dim=1, keepdim=True) / lengths
     return mean.exp().expand_as(ratio)
+
+
+def clamp_mu(mu: Tensor, own: Tensor, current: Tensor | None, gap_cap: Tensor | None) -> Tensor:
+    """Clamp the sampler's log-probabilities to the policy's own ± `gap_cap`, where current.
+
+    Only the version that sampled a completion can correct it: newer weights would erase the
+    importance ratio of honest stale groups.
+    """
+    if current is None or gap_cap is None:
+        return mu
+    cap = gap_cap[:, None]
+    return torch.where(current.bool()[:, None], mu.clamp(own - cap, own + cap), mu)
 
 
 def _log_ratio(above: Tensor, below: Tensor, mask: Tensor) -> Tensor:

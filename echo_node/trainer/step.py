@@ -213,6 +213,7 @@ class TrainStep:
             advantage=packed.advantage,
             current=packed.current,
             sigma=packed.sigma,
+            gap_cap=packed.gap_cap,
             reference=reference,
         )
 
@@ -245,17 +246,18 @@ def _training_group(record: RolloutRecord, policy_step: int, settings: StepSetti
         completions,
         current=record.step == policy_step,
         sigma=settings.spread_of(group.engine),
+        gap_cap=settings.gap_cap_of(group.engine),
     )
 
 
 def _settings_by_name(settings: StepSettings) -> dict[str, Any]:
     """Return every setting of the step and its loss by name, but those that follow from the run.
 
-    Spreads and the longest completion are no choice.
+    Spreads, gap caps and the longest completion are no choice.
     """
     values = dataclasses.asdict(settings)
     values |= values.pop("grpo")
-    for name in ("spreads", "completion_limit"):
+    for name in ("spreads", "gap_caps", "completion_limit"):
         del values[name]
     return json.loads(json.dumps(values))  # type: ignore[no-any-return]
 

@@ -7,6 +7,7 @@ would have alone, so the sharing changes no value.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,13 +38,15 @@ class TrainingGroup:
     """One prompt and all completions that were sampled from it.
 
     `current` says that the version which sampled it is the one that is trained, `sigma` how far
-    log-probabilities of its engine class spread from the trainer's own.
+    log-probabilities of its engine class spread from the trainer's own, `gap_cap` how far one may
+    be off.
     """
 
     prompt_ids: Sequence[int] | NDArray[np.integer]
     completions: Sequence[SampledCompletion]
     current: bool = False
     sigma: float = 0.0
+    gap_cap: float = math.inf
 
 
 class Branch(NamedTuple):
@@ -55,15 +58,24 @@ class Branch(NamedTuple):
     advantage: float
     current: bool
     sigma: float
+    gap_cap: float
 
 
 class Row:
     """The token tree of one prompt and some completions, in order of insertion."""
 
-    def __init__(self, prompt_ids: Sequence[int], *, current: bool = False, sigma: float = 0.0) -> None:
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        current: bool = False,
+        sigma: float = 0.0,
+        gap_cap: float = math.inf,
+    ) -> None:
         self.ids = list(prompt_ids)
         self._current = current
         self._sigma = sigma
+        self._gap_cap = gap_cap
         self.parents = list(range(-1, len(self.ids) - 1))
         self.positions = list(range(len(self.ids)))
         self.branches: list[Branch] = []
@@ -85,7 +97,9 @@ class Row:
                 self.ids.append(token)
                 self.parents.append(parent)
                 self.positions.append(position)
-        self.branches.append(Branch(sources, list(ids), mu, advantage, self._current, self._sigma))
+        self.branches.append(
+            Branch(sources, list(ids), mu, advantage, self._current, self._sigma, self._gap_cap)
+        )
 
     def attention_mask(self) -> NDArray[np.bool_]:
         """Return the mask [places, places]: each place sees its ancestors and itself."""
@@ -101,7 +115,7 @@ class PackedRows:
 
     `ids` and `position_ids` are [R, L], `attention` is [R, 1, L, L] and added to the scores;
     `sources`, the flat place that each token is predicted from, `targets`, `mu` and `mask` are [B,
-    T]; `advantage`, `current` and `sigma` are [B].
+    T]; `advantage`, `current`, `sigma` and `gap_cap` are [B].
     """
 
     ids: Tensor
@@ -114,6 +128,7 @@ class PackedRows:
     advantage: Tensor
     current: Tensor
     sigma: Tensor
+    gap_cap: Tensor
 
 
 def rows_of(group: TrainingGroup, advantages: Sequence[float], row_tokens: int) -> Iterator[Row]:
@@ -124,13 +139,13 @@ def rows_of(group: TrainingGroup, advantages: Sequence[float], row_tokens: int) 
     prompt_ids: list[int] = np.asarray(group.prompt_ids).tolist()
     if not prompt_ids:
         raise DefectError("a group came to training without a prompt")
-    row = Row(prompt_ids, current=group.current, sigma=group.sigma)
+    row = Row(prompt_ids, current=group.current, sigma=group.sigma, gap_cap=group.gap_cap)
     for (ids, mu, _), advantage in zip(group.completions, advantages, strict=True):
         if len(ids) != len(mu) or not np.isfinite(mu).all():
             raise DefectError("a completion came to training without one log-probability for each token")
         if row.branches and len(row) + len(ids) - 1 > row_tokens:
             yield row
-            row = Row(prompt_ids, current=group.current, sigma=group.sigma)
+            row = Row(prompt_ids, current=group.current, sigma=group.sigma, gap_cap=group.gap_cap)
         row.grow(np.asarray(ids).tolist(), mu, advantage)
     if row.branches:
         yield row
@@ -172,6 +187,7 @@ def pack(rows: Sequence[Row], device: torch.device) -> PackedRows:
     advantage = np.array([branch.advantage for _, branch in branches], np.float32)
     current = np.array([branch.current for _, branch in branches], np.bool_)
     sigma = np.array([branch.sigma for _, branch in branches], np.float32)
+    gap_cap = np.array([branch.gap_cap for _, branch in branches], np.float32)
     attention = np.where(seen, np.float32(0.0), np.float32(UNSEEN))[:, None]
 
     def to_device(array: NDArray[np.generic]) -> Tensor:
@@ -188,4 +204,5 @@ def pack(rows: Sequence[Row], device: torch.device) -> PackedRows:
         advantage=to_device(advantage),
         current=to_device(current),
         sigma=to_device(sigma),
+        gap_cap=to_device(gap_cap),
     )

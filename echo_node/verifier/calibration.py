@@ -22,7 +22,7 @@ from echo_node.errors import ConfigError, ContractError, boundary
 from echo_node.runs.tokenizer import Tokenizer
 from echo_node.verifier.evidence import Evidence, evidence
 from echo_node.verifier.replay_check import TEMPERATURES
-from echo_node.verifier.tolerance import CONTRAST, GAP, Tolerance
+from echo_node.verifier.tolerance import CONTRAST, GAP, Tolerance, few_gap_share
 from protocol.digest import derive
 from protocol.manifest import EngineTolerance
 from protocol.sampling import uniforms
@@ -32,13 +32,15 @@ MARGIN: Final = 2.0
 TOKEN_MARGIN: Final = 3.0
 """Multiple of the worst honest token: single tokens have the longer tail."""
 LEAST: Final = EngineTolerance(
-    d_mean=1e-5, d_most=1e-3, engine="torch/f32", share=1.0, z_mean=1e-4, z_most=1e-2
+    d_mean=1e-5, d_most=1e-3, engine="torch/f32", gap_most=2e-3, share=1.0, z_mean=1e-4, z_most=1e-2
 )
 """Smallest tolerance, since other machines round differently from this one."""
 WIDE_SHARE: Final = 0.25
 """Share of a batch that may come from a class wide enough to hide a cheat."""
 EDITED: Final = 4 / 64
 """Share of tokens that the "edited" forger changes."""
+_LARGEST_GAP: Final = 1e3
+"""Largest `gap_most` that a manifest can state."""
 _FARTHEST: Final = 1e6
 """Largest z that a manifest can state."""
 _GROUP: Final = 4
@@ -224,18 +226,25 @@ def calibrate(judge: Engine, drawn: Drawn, limits: SamplingLimits, progress: Pro
 def propose(engine_class: str, honest: Sequence[Evidence]) -> EngineTolerance:
     """Return a tolerance with margin that this evidence, singly and summed, does not breach."""
     together = sum(honest, Evidence())
-    d_mean = z_mean = 0.0
+    d_mean = z_mean = gap_most = 0.0
     for each in (*honest, together):
         scale = Tolerance.scale(max(1, each.tokens))
         d_mean = max(
             d_mean, each.d_mean / scale, each.gap_mean / scale / GAP, each.contrast / scale / CONTRAST
         )
         z_mean = max(z_mean, each.z_mean / scale)
+        gap_most = max(
+            gap_most,
+            TOKEN_MARGIN * each.gap_most,
+            MARGIN * few_gap_share(each.ends),
+            MARGIN * few_gap_share(each.rare),
+        )
     d_mean = _up(max(LEAST.d_mean, min(1.0, MARGIN * d_mean)))
     tolerance = EngineTolerance(
         d_mean=d_mean,
         d_most=_up(max(LEAST.d_most, min(1.0, TOKEN_MARGIN * together.d_most))),
         engine=engine_class,
+        gap_most=_up(max(LEAST.gap_most, min(_LARGEST_GAP, gap_most))),
         share=1.0,
         z_mean=_up(max(LEAST.z_mean, min(_FARTHEST, MARGIN * z_mean))),
         z_most=_up(max(LEAST.z_most, min(_FARTHEST, TOKEN_MARGIN * together.z_most))),
@@ -249,7 +258,9 @@ def _score(judge: Engine, claim: Claim, limits: SamplingLimits, *, wide: bool) -
     others = tuple(
         judge.score(claim.prompt, claim.ids, replace(limits, temperature=each)) for each in temperatures
     )
-    return evidence(scores, claim.luck, scores.logprobs if claim.logprobs is None else claim.logprobs, others)
+    claimed = scores.logprobs if claim.logprobs is None else claim.logprobs
+    is_end = np.isin(claim.ids, np.array(sorted(limits.end_tokens), np.int64))
+    return evidence(scores, claim.luck, claimed, is_end, others)
 
 
 def _refused(engine_class: str, honest: Sequence[Evidence]) -> int:

@@ -1,15 +1,38 @@
 """Seed-replay distances and log-probability gaps of a claimed completion.
 
-Kept as sums over tokens, so that the evidence of completions, groups and peers adds up.
+Kept as sums over tokens, so that the evidence of completions, groups and peers adds up. Gaps of end
+tokens and of rare tokens are summed apart: they are few, so that lies on them alone hardly move the
+mean of all, and they steer what is learnt the most.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echo_node.engine.base import Floats, Scores
+
+RARE: Final = float(np.log(0.1))
+"""Log-probability below which a token is rare, by the verifier's own model."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapSum:
+    """Log-probability gaps of some tokens: claimed − computed, with and without their sign."""
+
+    tokens: int = 0
+    signed: float = 0.0
+    absolute: float = 0.0
+
+    def __add__(self, other: GapSum) -> GapSum:
+        return GapSum(self.tokens + other.tokens, self.signed + other.signed, self.absolute + other.absolute)
+
+    @classmethod
+    def of(cls, gaps: Floats) -> GapSum:
+        return cls(gaps.size, float(gaps.sum()), float(np.abs(gaps).sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +46,11 @@ class Evidence:
     z_most: float = 0.0
     gap_sum: float = 0.0
     contrast_sum: float = 0.0
+    gap_most: float = 0.0
+    ends: GapSum = field(default_factory=GapSum)
+    """Gaps of end tokens."""
+    rare: GapSum = field(default_factory=GapSum)
+    """Gaps of tokens that the verifier's model gives a log-probability below `RARE`."""
 
     def __add__(self, other: Evidence) -> Evidence:
         return Evidence(
@@ -33,6 +61,9 @@ class Evidence:
             max(self.z_most, other.z_most),
             self.gap_sum + other.gap_sum,
             self.contrast_sum + other.contrast_sum,
+            max(self.gap_most, other.gap_most),
+            self.ends + other.ends,
+            self.rare + other.rare,
         )
 
     @property
@@ -52,14 +83,21 @@ class Evidence:
         return self.contrast_sum / self.tokens if self.tokens else 0.0
 
 
-def evidence(scores: Scores, luck: Floats, claimed: Floats, others: tuple[Scores, ...] = ()) -> Evidence:
+def evidence(
+    scores: Scores,
+    luck: Floats,
+    claimed: Floats,
+    is_end: NDArray[np.bool_],
+    others: tuple[Scores, ...] = (),
+) -> Evidence:
     """Compare a prefill's scores with the slot's uniforms (`luck`) and the claimed logprobs.
 
-    `others` are scores of the same tokens at a lower and a higher temperature: a sampler that used
-    one of those has a smaller distance there.
+    `is_end` says which of the tokens are end tokens. `others` are scores of the same tokens at a
+    lower and a higher temperature: a sampler that used one of those has a smaller distance there.
     """
     replay = scores.replay(luck)
-    gaps = np.abs(scores.logprobs - claimed)
+    gaps = claimed - scores.logprobs
+    sizes = np.abs(gaps)
     nearest = min((float(other.replay(luck).d.sum()) for other in others), default=0.0)
     return Evidence(
         tokens=luck.size,
@@ -67,6 +105,9 @@ def evidence(scores: Scores, luck: Floats, claimed: Floats, others: tuple[Scores
         d_most=float(replay.d.max(initial=0.0)),
         z_sum=float(replay.z.sum()),
         z_most=float(replay.z.max(initial=0.0)),
-        gap_sum=float(gaps.sum()),
+        gap_sum=float(sizes.sum()),
         contrast_sum=float(replay.d.sum()) - nearest if others else 0.0,
+        gap_most=float(sizes.max(initial=0.0)),
+        ends=GapSum.of(gaps[is_end]),
+        rare=GapSum.of(gaps[scores.logprobs < RARE]),
     )

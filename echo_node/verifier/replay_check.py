@@ -77,6 +77,7 @@ class ReplayCheck:
         self._at = at
         self._on_piece = on_piece
         self._tolerances = {each.engine: Tolerance(each) for each in run.manifest.engines}
+        self._ends = np.array(sorted(run.limits.end_tokens), np.int64)
 
     def check(self, admitted: RolloutRecord, cancelled: Callable[[], bool] = lambda: False) -> Finding | None:
         """Check a whole group; return None if cancelled. Slow: run it in a thread."""
@@ -118,7 +119,8 @@ class ReplayCheck:
             claimed = completions[piece.index].logprobs[piece.start : piece.end]
             if self._on_piece is not None:
                 self._on_piece(ScoredPiece(piece, scores[row], luck, claimed))
-            yield evidence(scores[row], luck, claimed, tuple(other[row] for other in others))
+            is_end = np.isin(completions[piece.index].ids[piece.start : piece.end], self._ends)
+            yield evidence(scores[row], luck, claimed, is_end, tuple(other[row] for other in others))
 
     def _other_limits(self) -> Iterator[SamplingLimits]:
         limits = self._run.limits

@@ -1,9 +1,10 @@
 """Per-engine-class tolerances: the evidence that an honest sampler may give.
 
-The manifest states, per class, the bound for the mean of 64 tokens and for a single token. Fewer
+The manifest states, per class, bounds for the mean of 64 tokens and for a single token. Fewer
 tokens scatter more and many scatter less, so the bound narrows as a peer's evidence adds up. A
 single token within its own bound is honest however few stand beside it: nearly all of an honest
-engine's distance lies in such single tokens.
+engine's distance lies in such single tokens. Log-probabilities have a bound per token too, and the
+mean gaps of end tokens and of rare tokens, signed and unsigned, have bounds of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Final
 
-from echo_node.verifier.evidence import Evidence
+from echo_node.verifier.evidence import Evidence, GapSum
 from protocol.manifest import EngineTolerance
 
 REFERENCE_TOKENS: Final = 64
@@ -24,6 +25,10 @@ GAP: Final = 40.0
 """Bound of the mean log-probability gap, as a multiple of `d_mean`: 5 to 13 in honest classes."""
 GAP_FLOOR: Final = 1e-4
 """Smallest bound of the mean log-probability gap: log-probabilities travel in steps of 2^-18."""
+FEW_FLOOR: Final = 0.05
+"""Share of `gap_most` that the mean unsigned gap of infinitely many end or rare tokens may have."""
+SIGNED_FLOOR: Final = 0.02
+"""The same for the signed mean: what is rounding goes both ways."""
 WIDE: Final = 1e-3
 """Classes with a larger `d_mean` than this are checked for their temperature too."""
 CONTRAST: Final = 0.5
@@ -85,12 +90,50 @@ class Tolerance:
                 "wrong-logprobs",
                 f"log-probabilities are off by {found.gap_mean:.3g} on average; the bound is {gap:.3g}",
             )
+        return self._few_gaps(found)
+
+    def _few_gaps(self, found: Evidence) -> Breach | None:
+        """Return the breach of the bounds on single tokens, end tokens or rare tokens, if any."""
+        most = self._tolerance.gap_most
+        if found.gap_most > most:
+            return Breach(
+                "wrong-logprobs",
+                f"a log-probability is off by {found.gap_most:.3g}; the bound is {most:.3g}",
+            )
+        for name, gaps in (("end", found.ends), ("rare", found.rare)):
+            share = few_gap_share(gaps)
+            if share > most:
+                mean = gaps.signed / gaps.tokens
+                return Breach(
+                    "wrong-logprobs",
+                    f"log-probabilities of {gaps.tokens} {name} tokens are off by {mean:+.3g} on average"
+                    f" ({gaps.absolute / gaps.tokens:.3g} without sign): more than the class's"
+                    f" {most:.3g} for one token allows of so many",
+                )
         return None
 
     @staticmethod
     def scale(tokens: int) -> float:
         """Return the width of the bound for this many tokens, relative to that for 64."""
         return FLOOR + (1 - FLOOR) * math.sqrt(REFERENCE_TOKENS / tokens)
+
+
+def few_gap_share(gaps: GapSum) -> float:
+    """Return the smallest `gap_most` under which these gaps of end or rare tokens are honest.
+
+    The bound of a mean is `gap_most` for one token and falls with the root of their number, to
+    `FEW_FLOOR` of it, or signed to `SIGNED_FLOOR`.
+    """
+    if not gaps.tokens:
+        return 0.0
+    scatter = 1.0 / math.sqrt(gaps.tokens)
+    return max(
+        mean / (floor + (1.0 - floor) * scatter)
+        for mean, floor in (
+            (gaps.absolute / gaps.tokens, FEW_FLOOR),
+            (abs(gaps.signed) / gaps.tokens, SIGNED_FLOOR),
+        )
+    )
 
 
 class CumulativeEvidence:

@@ -35,9 +35,12 @@ def manifest(name: str = "grpo", version: str = "1", **params) -> Manifest:
 def test_without_parameters_the_defaults_hold_and_the_manifest_says_the_rest():
     settings = training_settings(manifest())
     assert settings.batch_groups == DEFAULT_BATCH
-    spreads = settings.step.spreads
+    spreads, gap_caps = settings.step.spreads, settings.step.gap_caps
+    assert dict(gap_caps) == {each.engine: each.gap_most for each in manifest().engines}
     grpo = GrpoSettings(completion_limit=RUN.manifest.sampling.max_tokens)
-    assert settings.step == StepSettings(temperature=1.0, vocab_size=16, spreads=spreads, grpo=grpo)
+    assert settings.step == StepSettings(
+        temperature=1.0, vocab_size=16, spreads=spreads, gap_caps=gap_caps, grpo=grpo
+    )
 
 
 def test_every_number_of_the_step_and_of_the_loss_can_be_set():
@@ -78,9 +81,14 @@ def test_every_number_of_the_step_and_of_the_loss_can_be_set():
     settings = training_settings(manifest(batch_groups=7, **told))
     assert settings.batch_groups == 7
     named = {field.name for field in (*dataclasses.fields(StepSettings), *dataclasses.fields(GrpoSettings))}
-    assert named - told.keys() == {"temperature", "vocab_size", "spreads", "grpo", "completion_limit"}, (
-        "a new number belongs in this test"
-    )
+    assert named - told.keys() == {
+        "temperature",
+        "vocab_size",
+        "spreads",
+        "gap_caps",
+        "grpo",
+        "completion_limit",
+    }, "a new number belongs in this test"
     for name, value in told.items():
         holder = settings.step if hasattr(settings.step, name) else settings.step.grpo
         assert getattr(holder, name) == (tuple(value) if isinstance(value, list) else value)
@@ -88,7 +96,7 @@ def test_every_number_of_the_step_and_of_the_loss_can_be_set():
 
 def test_every_number_of_the_algorithm_has_a_range_and_its_default_is_within():
     fields = [*dataclasses.fields(StepSettings), *dataclasses.fields(GrpoSettings)]
-    elsewhere = {"temperature", "vocab_size", "spreads", "grpo", "completion_limit"}
+    elsewhere = {"temperature", "vocab_size", "spreads", "gap_caps", "grpo", "completion_limit"}
     numbers = {
         field.name: field.default
         for field in fields

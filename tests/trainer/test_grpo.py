@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from echo_node.runs.algorithm import GrpoSettings
-from echo_node.trainer.grpo import GrpoTally, advantages, grpo_loss, teaches
+from echo_node.trainer.grpo import GrpoTally, advantages, clamp_mu, grpo_loss, teaches
 
 
 def reference_loss(settings, case):
@@ -431,3 +431,41 @@ def test_a_divergence_without_a_reference_is_refused():
     del case["reference"]
     with pytest.raises(ValueError, match="reference"):
         on_torch(GrpoSettings(kl=0.1), case)
+
+
+def clamped(mu, *, cap, current):
+    own = torch.tensor([[-1.0, -2.0, -3.0]])
+    return clamp_mu(torch.tensor([mu]), own, torch.tensor([current]), torch.tensor([cap]))[0].tolist()
+
+
+def test_a_claim_far_from_the_policy_that_drew_it_is_clamped_to_what_its_class_may_be_off():
+    assert clamped([-1.1, -9.0, -0.5], cap=0.25, current=True) == pytest.approx([-1.1, -2.25, -2.75])
+    assert clamped([-1.1, -9.0, -0.5], cap=math.inf, current=True) == pytest.approx([-1.1, -9.0, -0.5])
+
+
+def test_a_stale_groups_claim_is_never_clamped_to_newer_weights():
+    assert clamped([-1.1, -9.0, -0.5], cap=0.25, current=False) == pytest.approx([-1.1, -9.0, -0.5])
+
+
+def test_a_lie_on_one_token_moves_the_loss_no_further_than_the_cap():
+    """Claimed as less likely than it was, a token would weigh more than one."""
+    settings = GrpoSettings(entropy=0.0)
+
+    def gradient(mu, *, current):
+        policy = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+        grpo_loss(
+            settings,
+            log_probs=policy,
+            entropies=torch.zeros(1, 2),
+            mu=torch.tensor([mu]),
+            mask=torch.ones(1, 2),
+            advantage=torch.tensor([-1.0]),
+            current=torch.tensor([current]),
+            sigma=torch.tensor([0.0]),
+            gap_cap=torch.tensor([0.01]),
+        ).total.backward()
+        return policy.grad[0].tolist()
+
+    honest = gradient([-1.0, -2.0], current=True)
+    assert gradient([-1.0, -3.0], current=True) == pytest.approx(honest, rel=0.011)
+    assert gradient([-1.0, -3.0], current=False)[1] == pytest.approx(math.e * honest[1])

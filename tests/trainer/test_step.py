@@ -270,6 +270,29 @@ def test_only_groups_of_this_version_are_held_to_its_engine_class(batch):
     assert mistrusted(current=False) == 0
     assert mistrusted(current=True) == 16
     assert mistrusted(current=True, sigma=0.1) == 0
+    assert mistrusted(current=True, gap_cap=0.001) == 16, "a claim is judged as it was made"
+
+
+def test_a_lie_on_single_tokens_is_learnt_from_as_little_as_its_class_may_be_off(batch):
+    """Only where the group is of the trained version: older ones keep their importance ratio."""
+
+    def lied(group):
+        claims = []
+        for each in group.completions:
+            mu = each.mu.copy()
+            mu[mu.argmin()] -= 3.0
+            claims.append(each._replace(mu=mu))
+        return dataclasses.replace(group, completions=claims)
+
+    def gradient(groups, **changes):
+        return whole_gradient(new_step(), [dataclasses.replace(group, **changes) for group in groups])
+
+    true = gradient(batch, current=True, gap_cap=0.01)
+    forged = [lied(group) for group in batch]
+    capped = gradient(forged, current=True, gap_cap=0.01)
+    assert (capped - true).norm() < 0.02 * true.norm()
+    stale = gradient(forged, current=False, gap_cap=0.01)
+    assert (stale - true).norm() > 0.2 * true.norm()
 
 
 def test_what_completions_have_in_common_takes_one_place():

@@ -15,7 +15,7 @@ from echo_node.engine.engine_classes import EngineSpec, make_engine
 from echo_node.errors import ConfigError
 from echo_node.models import embedded
 from echo_node.verifier.calibration import LEAST, WIDE_SHARE, Task, calibrate, draw, propose
-from echo_node.verifier.evidence import Evidence
+from echo_node.verifier.evidence import Evidence, GapSum
 from echo_node.verifier.tolerance import WIDE, Tolerance
 from echo_node.weights.open_store import read_folder
 from protocol.manifest import EngineTolerance
@@ -186,6 +186,14 @@ DISTANCES = st.floats(0, 0.3)
 
 
 @st.composite
+def few_gaps(draw_, most):
+    """Gaps of some of the tokens, of any bias."""
+    tokens = draw_(st.integers(0, most))
+    absolute = tokens * draw_(st.floats(0, 5))
+    return GapSum(tokens, absolute * draw_(st.floats(-1, 1)), absolute)
+
+
+@st.composite
 def pieces(draw_):
     tokens = draw_(st.integers(1, 300))
     d_mean, z_mean = draw_(DISTANCES), draw_(st.floats(0, 50))
@@ -197,6 +205,9 @@ def pieces(draw_):
         z_most=z_mean * draw_(st.floats(1, 9)),
         gap_sum=draw_(st.floats(0, 5)) * tokens,
         contrast_sum=draw_(st.floats(-0.3, 0.1)) * tokens,
+        gap_most=draw_(st.floats(0, 20)),
+        ends=draw_(few_gaps(tokens)),
+        rare=draw_(few_gaps(tokens)),
     )
 
 
@@ -214,7 +225,13 @@ def test_a_proposal_keeps_its_margins_over_the_worst():
     usual = Evidence(tokens=64, d_sum=64 * 1e-4, d_most=0.002, z_sum=64 * 2e-3, z_most=0.03)
     calm = dataclasses.replace(usual, d_sum=0.0, z_sum=0.0, d_most=0.0, z_most=0.0)
     assert propose("llama/f16", [calm, usual, calm]) == EngineTolerance(
-        d_mean=2e-4, d_most=6e-3, engine="llama/f16", share=1.0, z_mean=4e-3, z_most=0.09
+        d_mean=2e-4,
+        d_most=6e-3,
+        engine="llama/f16",
+        gap_most=2e-3,
+        share=1.0,
+        z_mean=4e-3,
+        z_most=0.09,
     )
 
 
