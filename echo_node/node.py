@@ -242,7 +242,7 @@ class Node:
             def record(group: RolloutRecord, verdict: Opened[Verdict]) -> None:
                 head = store.find(group.message.heads[0])
                 if ledger is not None and head is not None:
-                    ledger.verdict(verdict, Entry.of(group.opened, head.message.version))
+                    ledger.verdict(verdict, Entry.of(group, self._run.id, head.message.version))
 
             puller = self._puller(network, store)
             loop = VerifierLoop(

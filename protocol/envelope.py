@@ -57,7 +57,7 @@ class Opened(Generic[T]):
 
 @dataclasses.dataclass(frozen=True)
 class Envelope:
-    """A sealed message before its signature was checked: every part is a claim."""
+    """A sealed message by its parts. Of a received one, every part is a claim."""
 
     kind: str
     run: bytes
@@ -65,6 +65,15 @@ class Envelope:
     body: bytes
     signature: bytes
     sealed: bytes = dataclasses.field(repr=False)
+
+    @classmethod
+    def seal(cls, message: object, identity: Identity, run: bytes) -> Envelope:
+        """Seal a message by this identity in this run."""
+        wanted: Any = type(message)
+        body = wire.encode(message)
+        signature = sign_body(wanted.KIND, body, identity, run)
+        sealed = canonical.pack([limits.MAJOR, wanted.KIND, run, identity.public, body, signature])
+        return cls(wanted.KIND, run, identity.public, body, signature, sealed)
 
     @classmethod
     def parse(cls, sealed: bytes) -> Envelope:
@@ -119,11 +128,8 @@ def message_id(kind: str, run: bytes, signer: bytes, body: bytes) -> bytes:
 
 
 def seal(message: object, identity: Identity, run: bytes) -> bytes:
-    """Seal a message by this identity in this run."""
-    wanted: Any = type(message)
-    body = wire.encode(message)
-    signature = sign_body(wanted.KIND, body, identity, run)
-    return canonical.pack([limits.MAJOR, wanted.KIND, run, identity.public, body, signature])
+    """Return the bytes of a message that is sealed by this identity in this run."""
+    return Envelope.seal(message, identity, run).sealed
 
 
 def sign_body(kind: str, body: bytes, identity: Identity, run: bytes) -> bytes:

@@ -41,10 +41,10 @@ def fill(run, head, *, turn: int = 0, honest_groups: int = 0) -> list[RolloutRec
     with closing(CheatingEngine(run, rows=SLOTS * 8, honest_groups=honest_groups)) as engine:
         engine.load(head.id, read_model(run.folder))
         rollout = Rollout(run, SAMPLER, engine)
-        calls = [rollout.fill(head.id, range(n * SLOTS, (n + 1) * SLOTS), never) for n in range(turn + 1)]
+        calls = [rollout.fill(head, range(n * SLOTS, (n + 1) * SLOTS), never) for n in range(turn + 1)]
     admission = Admission(run)
     admission.published(head, roster(SAMPLER))
-    return [admission.judge(Envelope.parse(sealed)) for sealed in itertools.chain(*calls)][-SLOTS:]
+    return [admission.judge(Envelope.parse(group.sealed)) for group in itertools.chain(*calls)][-SLOTS:]
 
 
 @pytest.mark.parametrize("turn", [0, 1, 3, 5, 7], ids=lambda turn: TURNS[turn][0])

@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from echo_node.credit import ledger_sql as sql
 from echo_node.errors import DefectError, StoreError, boundary, one_line
@@ -28,7 +28,10 @@ from echo_node.storage.sqlite import (
     explain_errors,
     open_database,
 )
-from protocol import Opened, TrajectoryGroup, Verdict
+from protocol import Opened, Verdict
+
+if TYPE_CHECKING:
+    from echo_node.rollouts.record import RolloutRecord
 
 CONDEMNING: Final = 2
 """Number of verifiers whose "dishonest" verdicts revoke a group's credit."""
@@ -74,18 +77,11 @@ class Entry:
     engine: str
 
     @classmethod
-    def of(cls, group: Opened[TrajectoryGroup], version: int) -> Entry:
-        """Make the entry of a sealed group."""
+    def of(cls, group: RolloutRecord, run: bytes, version: int) -> Entry:
+        """Make the entry of a sealed group of a run, drawn under this version."""
         message = group.message
         return cls(
-            group.id,
-            group.run,
-            group.signer,
-            message.heads[0],
-            version,
-            message.slot,
-            message.token_count,
-            message.engine,
+            group.id, run, group.sampler, group.head, version, group.slot, message.token_count, message.engine
         )
 
 

@@ -63,16 +63,8 @@ class _RefusalError(Exception):
         self.reason = reason
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A group that has passed every check but that of its prompt."""
-
-    group: Opened[TrajectoryGroup]
-    step: int
-
-    @property
-    def slot(self) -> tuple[bytes, bytes, int]:
-        return self.group.message.heads[0], self.group.signer, self.group.message.slot
+def _slot_of(group: RolloutRecord) -> tuple[bytes, bytes, int]:
+    return group.head, group.sampler, group.slot
 
 
 _SlotPrompt: TypeAlias = tuple[Prompt, NDArray[np.int64]] | ContractError
@@ -171,13 +163,13 @@ class Admission:
         """
         batch_counts: Counter[tuple[bytes, bytes]] = Counter()
         checked = [self._first_checks(envelope, batch_counts) for envelope in envelopes]
-        candidates = [each for each in checked if isinstance(each, _Candidate)]
+        candidates = [each for each in checked if isinstance(each, RolloutRecord)]
         prompts = iter(await trio.to_thread.run_sync(self._make_prompts, candidates) if candidates else [])
         return [each if isinstance(each, Refused) else self._admit(each, next(prompts)) for each in checked]
 
     def release(self, admitted: RolloutRecord) -> None:
         """Free the slot of a group that could not be kept."""
-        slot = (admitted.head, admitted.sampler, admitted.slot)
+        slot = _slot_of(admitted)
         if slot in self._filled:
             self._filled.remove(slot)
             self._released.add(slot)
@@ -206,7 +198,7 @@ class Admission:
 
     def _first_checks(
         self, envelope: Envelope, batch_counts: Counter[tuple[bytes, bytes]]
-    ) -> _Candidate | Refused:
+    ) -> RolloutRecord | Refused:
         """Run every check but that of the prompt.
 
         `batch_counts` counts, by head and sampler, the groups of the same call that have passed.
@@ -219,10 +211,10 @@ class Admission:
             return Refused(envelope.id, "wrong-signature", str(error))
         except ProtocolError as error:
             return Refused(envelope.id, "malformed", str(error), self.is_signed(envelope))
-        batch_counts[candidate.slot[:2]] += 1
+        batch_counts[candidate.head, candidate.sampler] += 1
         return candidate
 
-    def _candidate(self, envelope: Envelope, batch_counts: Counter[tuple[bytes, bytes]]) -> _Candidate:
+    def _candidate(self, envelope: Envelope, batch_counts: Counter[tuple[bytes, bytes]]) -> RolloutRecord:
         if not self.is_member(envelope.signer):
             raise _RefusalError("not-in-roster", "the sampler is in no roster of the newest heads")
         group = envelope.claim(TrajectoryGroup, self._run.id)
@@ -235,50 +227,47 @@ class Admission:
             raise _RefusalError("stale", "drawn under a head that is not among the newest")
         self._check_member(known, envelope.signer, group.engine)
         self._check_window(slot, batch_counts[slot[:2]])
-        opened = Opened(
-            group, self.signatures.check(envelope), envelope.run, envelope.signer, envelope.sealed
-        )
+        self.signatures.check(envelope)
         self._check_ends(group)
-        return _Candidate(opened, known.step)
+        return RolloutRecord.of(envelope, group, known.step)
 
-    def _make_prompts(self, candidates: Sequence[_Candidate]) -> list[_SlotPrompt]:
+    def _make_prompts(self, candidates: Sequence[RolloutRecord]) -> list[_SlotPrompt]:
         """Return the prompts of the candidates' slots.
 
         Changes no state: it may run in a thread.
         """
-        keys = [self._run.slot_key(*each.slot) for each in candidates]
+        keys = [self._run.slot_key(*_slot_of(each)) for each in candidates]
         try:
             return [*self._run.prompts(keys)]
         except ContractError as error:
             # Samplers choose slots: none may stop the trainer or affect another.
             return [error] if len(keys) == 1 else [self._make_prompts([each])[0] for each in candidates]
 
-    def _admit(self, candidate: _Candidate, slot_prompt: _SlotPrompt) -> RolloutRecord | Refused:
+    def _admit(self, candidate: RolloutRecord, slot_prompt: _SlotPrompt) -> RolloutRecord | Refused:
         """Fill the slot, unless the prompt differs or something changed meanwhile."""
-        group, slot = candidate.group, candidate.slot
         try:
             prompt = self._final_checks(candidate, slot_prompt)
         except _RefusalError as refusal:
-            return Refused(group.id, refusal.reason, str(refusal), signed=True)
-        self._fill(slot)
-        return RolloutRecord.of(group, candidate.step, prompt)
+            return Refused(candidate.id, refusal.reason, str(refusal), signed=True)
+        self._fill(_slot_of(candidate))
+        return dataclasses.replace(candidate, slot_prompt=prompt)
 
     def _fill(self, slot: tuple[bytes, bytes, int]) -> None:
         self._filled.add(slot)
         self._admitted[slot[:2]] += slot not in self._released
         self._released.discard(slot)
 
-    def _final_checks(self, candidate: _Candidate, slot_prompt: _SlotPrompt) -> Prompt:
-        slot = candidate.slot
+    def _final_checks(self, candidate: RolloutRecord, slot_prompt: _SlotPrompt) -> Prompt:
+        slot = _slot_of(candidate)
         if slot in self._filled:
             raise _RefusalError("duplicate", f"slot {slot[2]} of this sampler and head is filled")
-        if not self._known.keys() >= set(candidate.group.message.heads):
+        if not self._known.keys() >= set(candidate.message.heads):
             raise _RefusalError("stale", "drawn under a head that is no longer among the newest")
         self._check_window(slot, 0)
         if isinstance(slot_prompt, ContractError):
             raise _RefusalError("wrong-prompt", f"its slot has no prompt: {slot_prompt}")
         prompt, ids = slot_prompt
-        if not np.array_equal(ids, candidate.group.message.prompt_ids()):
+        if not np.array_equal(ids, candidate.message.prompt_ids()):
             raise _RefusalError("wrong-prompt", "not the prompt of its slot")
         return prompt
 

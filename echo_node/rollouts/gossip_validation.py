@@ -7,9 +7,10 @@ group.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
-from echo_node.net.base import ACCEPT, IGNORE, Message, Reject, Validation
+from echo_node.net.base import ACCEPT, CAPACITY, IGNORE, Message, Reject, Validation
 from echo_node.rollouts.admission import Admission
 from echo_node.runs.run import Run
 from protocol import Envelope, ProtocolError, Receipt, Verdict, read_batch
@@ -20,7 +21,7 @@ class GossipValidator:
     """Validator of gossiped groups. `admission` has the rosters.
 
     Nodes that the manifest names are not blamed: their messages are needed whatever others feed
-    them. Groups of strangers alone are not passed on.
+    them. Groups of strangers alone are not passed on. What was accepted stays parsed until `take`.
     """
 
     def __init__(self, run: Run, admission: Admission) -> None:
@@ -28,6 +29,8 @@ class GossipValidator:
         self._admission = admission
         self.named = frozenset((*run.manifest.trainers, *run.manifest.verifiers))
         """Keys of the manifest, whose nodes pass on messages of others."""
+        self._accepted: OrderedDict[bytes, Sequence[Envelope]] = OrderedDict()
+        """Groups of messages that were accepted and not yet taken."""
 
     def validate(self, message: Message) -> tuple[Validation, Sequence[Envelope]]:
         """Return the validation of a message, and its groups.
@@ -46,7 +49,14 @@ class GossipValidator:
             if message.sender in self.named:
                 return IGNORE, ()
             raise
+        self._accepted[message.data] = envelopes
+        if len(self._accepted) > CAPACITY:
+            self._accepted.popitem(last=False)
         return ACCEPT, envelopes
+
+    def take(self, data: bytes) -> Sequence[Envelope]:
+        """Return the groups of a message, parsed once if it was accepted here."""
+        return self._accepted.pop(data, None) or read_batch(data)
 
 
 def validate_receipt(run: Run, message: Message) -> Validation:

@@ -16,7 +16,8 @@ from echo_node.errors import PeerError
 from echo_node.net.base import Network
 from echo_node.net.blobs.client import BlobClient
 from echo_node.net.blobs.providers import Want
-from protocol import Envelope, GroupReference, Identity, TrajectoryGroup, blob_id, limits, read_batch, seal
+from echo_node.rollouts.record import RolloutRecord
+from protocol import Envelope, GroupReference, Identity, blob_id, limits, seal
 
 FETCH_SECONDS: Final = 15.0
 """Deadline in seconds for all groups that one delivery refers to."""
@@ -30,26 +31,17 @@ What it refers to beyond that gets no receipt, so the sampler sends it again.
 _MOST: Final = limits.GROUP_BYTES + limits.ENVELOPE_BYTES
 
 
-def refer_to(group: Envelope, identity: Identity, run: bytes) -> bytes:
-    """Return a sealed reference to a sealed group, whose blob is its sealed bytes."""
-    message = group.claim(TrajectoryGroup, run)
+def refer_to(group: RolloutRecord, identity: Identity, run: bytes) -> bytes:
+    """Return a sealed reference to a group, whose blob is its sealed bytes."""
+    sealed = group.sealed or b""
     reference = GroupReference(
-        blob=blob_id(group.sealed),
-        group=group.id,
-        head=message.heads[0],
-        size=len(group.sealed),
-        slot=message.slot,
+        blob=blob_id(sealed), group=group.id, head=group.head, size=len(sealed), slot=group.slot
     )
     return seal(reference, identity, run)
 
 
 def is_reference(envelope: Envelope) -> bool:
     return envelope.kind == GroupReference.KIND
-
-
-def groups_in(data: bytes) -> tuple[Envelope, ...]:
-    """Return the groups of a gossiped batch, without the references among them."""
-    return tuple(envelope for envelope in read_batch(data) if not is_reference(envelope))
 
 
 class GroupRefFetcher:
@@ -62,9 +54,8 @@ class GroupRefFetcher:
         self._slots = trio.CapacityLimiter(AT_ONCE)
         self._fetching: set[bytes] = set()
 
-    async def groups_of(self, data: bytes, sender: bytes) -> Sequence[Envelope]:
+    async def groups_of(self, batch: Sequence[Envelope], sender: bytes) -> Sequence[Envelope]:
         """Return the groups of a delivered batch, including those that it refers to."""
-        batch = read_batch(data)
         if not any(map(is_reference, batch)):
             return batch
         if not self._welcome(sender):

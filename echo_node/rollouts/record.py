@@ -1,8 +1,8 @@
-"""A rollout group from admission to the optimiser: message, rewards, sealed bytes.
+"""The one record of a rollout group, in every role: message, rewards, sealed bytes.
 
-Admission makes the record; the replay buffer, the batch scorer, the journal and the training step
-use it. The sealed bytes are parsed once: only a record that was read back from the journal parses
-them again.
+A sampler makes it as it seals the group. Elsewhere admission makes it; the replay buffer, the batch
+scorer, the journal, the training step and the replay check use it. The sealed bytes are parsed once
+in a node: only a record that was read back from the journal parses them again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from echo_node.contract import Prompt
 from echo_node.errors import DefectError, StoreError
-from protocol import Envelope, Opened, TrajectoryGroup
+from protocol import Envelope, TrajectoryGroup
 
 SIGNATURE_BYTES: Final = 64
 """Length in bytes of the signature, which ends every sealed message."""
@@ -22,7 +22,7 @@ SIGNATURE_BYTES: Final = 64
 
 @dataclass(frozen=True)
 class RolloutRecord:
-    """A rollout group that was admitted, or the facts that the journal keeps of one.
+    """A rollout group that was sealed or admitted here, or what the journal keeps of one.
 
     The id, sampler, slot, head and step outlive the sealed bytes, which the journal lets go of.
     """
@@ -39,48 +39,40 @@ class RolloutRecord:
     """Rewards of the completions as the trainer computed them; None before scoring."""
     stored_signature: bytes | None = None
     """The sampler's signature, where the sealed bytes were never here or are gone."""
-    decoded: Opened[TrajectoryGroup] | None = field(default=None, repr=False, compare=False)
+    decoded: TrajectoryGroup | None = field(default=None, repr=False, compare=False)
     slot_prompt: Prompt | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
         cls,
-        group: Opened[TrajectoryGroup],
+        envelope: Envelope,
+        message: TrajectoryGroup,
         step: int,
         prompt: Prompt | None = None,
         rewards: Sequence[float] | None = None,
     ) -> RolloutRecord:
-        """Return the record of a group whose signature was checked."""
+        """Return the record of a group whose signature was made or checked here."""
         return cls(
-            id=group.id,
-            sampler=group.signer,
-            slot=group.message.slot,
-            head=group.message.heads[0],
+            id=envelope.id,
+            sampler=envelope.signer,
+            slot=message.slot,
+            head=message.heads[0],
             step=step,
-            sealed=group.sealed,
+            sealed=envelope.sealed,
             rewards=None if rewards is None else tuple(rewards),
-            decoded=group,
+            decoded=message,
             slot_prompt=prompt,
         )
 
     @cached_property
-    def opened(self) -> Opened[TrajectoryGroup]:
-        """Return the decoded message with its id and signer.
-
-        Raise `StoreError` if the bytes are gone.
-        """
+    def message(self) -> TrajectoryGroup:
+        """Return the decoded message; raise `StoreError` if its bytes are gone."""
         if self.decoded is not None:
             return self.decoded
         if self.sealed is None:
             raise StoreError(f"group {self.id.hex()[:16]} of a batch is not in the journal any more")
         envelope = Envelope.parse(self.sealed)  # the signature was checked before it was stored
-        message = envelope.claim(TrajectoryGroup, envelope.run)
-        return Opened(message, self.id, envelope.run, self.sampler, self.sealed)
-
-    @property
-    def message(self) -> TrajectoryGroup:
-        """Return the decoded message."""
-        return self.opened.message
+        return envelope.claim(TrajectoryGroup, envelope.run)
 
     @property
     def prompt(self) -> Prompt:

@@ -15,12 +15,13 @@ from typing import Final
 
 import trio
 
-from echo_node.errors import PeerError
+from echo_node.errors import DefectError, PeerError
 from echo_node.net.base import Network
 from echo_node.net.outbox.backoff import Patience
 from echo_node.net.outbox.outbox import LONGEST, Item, Outbox, OutboxFullError
 from echo_node.net.outbox.redelivery import Redelivery
 from echo_node.rollouts.group_refs import is_reference, refer_to
+from echo_node.rollouts.record import RolloutRecord
 from echo_node.storage import files
 from echo_node.storage.blob_dir import BlobDir
 from echo_node.weights.chain_follower import ChainFollower
@@ -103,7 +104,7 @@ class GroupDelivery:
         await self._outbox.revive()
         waiting, _ = self._outbox.since(0)
         for item in await self._outbox.read(waiting):
-            self._note(item.id, Envelope.parse(item.data))
+            self._posted[item.id] = self._read_posted(Envelope.parse(item.data))
 
     async def run(self) -> None:
         """Send groups and drop stale ones, until cancelled."""
@@ -115,12 +116,14 @@ class GroupDelivery:
         """Return the first slot under a head that was not posted yet."""
         return max((each.slot + 1 for each in self._posted.values() if each.head == head), default=0)
 
-    async def put(self, sealed: Sequence[bytes]) -> list[bytes]:
+    async def put(self, groups: Sequence[RolloutRecord]) -> list[bytes]:
         """Queue groups for delivery, on disk, and return their ids."""
-        groups = {envelope.id: envelope for envelope in map(Envelope.parse, sealed)}
         topic = topics.topic(self._run, topics.GROUPS)
-        sent = {group: await self._as_sent(envelope) for group, envelope in groups.items()}
-        items = [Item(group, topic, envelope.sealed) for group, envelope in sent.items()]
+        posted, items = [], []
+        for group in groups:
+            data, blob = await self._as_sent(group)
+            items.append(Item(group.id, topic, data))
+            posted.append(_Posted(group.head, group.slot, blob))
         while True:
             try:
                 await self._outbox.put(items)
@@ -130,9 +133,8 @@ class GroupDelivery:
                     await self._outbox.wait_for_room(len(items), sum(len(item.data) for item in items))
             else:
                 break
-        for item in items:
-            self._note(item.id, sent[item.id])
-        return list(groups)
+        self._posted |= {item.id: each for item, each in zip(items, posted, strict=True)}
+        return [item.id for item in items]
 
     async def settle(self, receipt: Opened[Receipt]) -> None:
         """Apply a receipt of the current leader to the groups that it names."""
@@ -145,25 +147,29 @@ class GroupDelivery:
         if self._on_receipt is not None:
             await self._on_receipt(receipt.message)
 
-    async def _as_sent(self, group: Envelope) -> Envelope:
-        """Return the group, or if it is too long a reference to it, once its blob is stored."""
-        if len(group.sealed) <= self._longest:
-            return group
+    async def _as_sent(self, group: RolloutRecord) -> tuple[bytes, bytes | None]:
+        """Return the group's bytes, or if they are too long a reference and the stored blob."""
+        sealed = group.sealed
+        if sealed is None:
+            raise DefectError("a group without its bytes came to be delivered")
+        if len(sealed) <= self._longest:
+            return sealed, None
 
-        def keep() -> None:
-            self._blobs.put(group.sealed)
+        def keep() -> bytes:
+            blob = self._blobs.put(sealed)
             self._blobs.sync()
+            return blob
 
-        await trio.to_thread.run_sync(keep)
-        return Envelope.parse(refer_to(group, self._identity, self._run))
+        blob = await trio.to_thread.run_sync(keep)
+        return refer_to(group, self._identity, self._run), blob
 
-    def _note(self, group: bytes, sent: Envelope) -> None:
+    def _read_posted(self, sent: Envelope) -> _Posted:
+        """Return the place of a group that an earlier process has put here."""
         if is_reference(sent):
             reference = sent.claim(GroupReference, self._run)
-            self._posted[group] = _Posted(reference.head, reference.slot, reference.blob)
-        else:
-            message = sent.claim(TrajectoryGroup, self._run)
-            self._posted[group] = _Posted(message.heads[0], message.slot, None)
+            return _Posted(reference.head, reference.slot, reference.blob)
+        message = sent.claim(TrajectoryGroup, self._run)
+        return _Posted(message.heads[0], message.slot, None)
 
     async def _drop(self, groups: Iterable[bytes]) -> None:
         """Forget groups that are never sent again, and delete their blobs."""

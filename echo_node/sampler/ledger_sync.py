@@ -20,13 +20,12 @@ from echo_node.credit.ledger import Entry, Ledger
 from echo_node.credit.statement_client import StatementClient
 from echo_node.net.base import Network
 from echo_node.rollouts.gossip_validation import validate_verdicts
+from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
 from protocol import (
-    Envelope,
     Identity,
     Opened,
     Receipt,
-    TrajectoryGroup,
     Verdict,
     WeightsHead,
     read_batch,
@@ -69,14 +68,13 @@ class LedgerSync:
         others = {} if self._attested is None else {"attested": self._attested.status()}
         return {**dataclasses.asdict(self._credit), **others}
 
-    async def record(self, sealed: Sequence[bytes], head: Opened[WeightsHead]) -> None:
+    async def record(self, groups: Sequence[RolloutRecord], head: Opened[WeightsHead]) -> None:
         """Record groups that were drawn under this head, before they are sent."""
-        groups = [Envelope.parse(each).open(TrajectoryGroup, self._run.id) for each in sealed]
 
         def write() -> None:
             with self._ledger.transaction():
                 for group in groups:
-                    self._ledger.sent(Entry.of(group, head.message.version))
+                    self._ledger.sent(Entry.of(group, self._run.id, head.message.version))
 
         await self._write(write)
 

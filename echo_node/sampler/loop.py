@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -25,7 +25,9 @@ from echo_node.net.outbox.backoff import Patience
 from echo_node.net.outbox.outbox import Outbox
 from echo_node.net.subscription import Subscription
 from echo_node.rollouts.gossip_validation import validate_receipt
+from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
+from echo_node.runtime.change_signal import ChangeSignal
 from echo_node.runtime.pause_gate import PauseGate
 from echo_node.runtime.threads import run_stoppable
 from echo_node.sampler.delivery import GroupDelivery
@@ -40,13 +42,11 @@ from echo_node.weights.puller import Puller
 from echo_node.weights.weights_view import WeightsView
 from protocol import (
     ZERO,
-    Envelope,
     Identity,
     Opened,
     ProtocolError,
     Receipt,
     RolloutRequest,
-    TrajectoryGroup,
     WeightsHead,
     limits,
     open_sealed,
@@ -126,8 +126,8 @@ class SamplerLoop:
         """Unix times of the first weights and of the first accepted group."""
         self._met = 0
         """Number of times that a peer connected."""
-        self._news = trio.Event()
-        """Set when a peer connects or a new head arrives."""
+        self._news = ChangeSignal()
+        """Notified when a peer connects or a new head arrives."""
 
     def status(self) -> dict[str, Any]:
         """Return the figures that `echo-node status` and the dashboard show."""
@@ -185,21 +185,17 @@ class SamplerLoop:
             if before is not None and before.message.term != head.message.term:
                 self._registration.doubt()
             self._throughput.record_head(head.message.step, trio.current_time())
-            self._notify()
+            self._news.notify()
 
     async def _watch_peers(self) -> None:
         async with self._network.watch() as events:
             async for event in events:
                 self._met += event.joined
-                self._notify()
-
-    def _notify(self) -> None:
-        self._news.set()
-        self._news = trio.Event()
+                self._news.notify()
 
     async def _fill(
         self, head: Opened[WeightsHead], slots: range, news: Callable[[], Update | None] = no_news
-    ) -> list[bytes]:
+    ) -> list[RolloutRecord]:
         """Return sealed groups drawn under a head, after loading its weights if needed.
 
         The draws of a slot are fixed by its key: after a crash of the engine they are repeated, and
@@ -210,7 +206,7 @@ class SamplerLoop:
                 try:
                     if self._engine.loaded != head.id:
                         await self._puller.use(head, self._load)
-                    return await run_stoppable(lambda stop: self._rollout.fill(head.id, slots, stop, news))
+                    return await run_stoppable(lambda stop: self._rollout.fill(head, slots, stop, news))
                 except EngineError as error:
                     if self._engine.loaded is not None or not tries_left:
                         raise  # the engine lives and refuses this; or it died in every attempt
@@ -238,11 +234,11 @@ class SamplerLoop:
         if not self._registration.is_joined and not await self._registration.is_listed(head):
             raise PeerError(f"this sampler is not in the head's roster with {self._engine.engine_class}")
         began = trio.current_time()
-        sealed = await self._fill(head, range(request.first, request.first + request.count))
+        groups = await self._fill(head, range(request.first, request.first + request.count))
         self._throughput.record_call(request.count, trio.current_time() - began)
-        await self._count(sealed, head)
-        self.send_rate.requested([Envelope.parse(each).id for each in sealed])
-        return write_batch(sealed, most=limits.ANSWER_BYTES)
+        await self._count(groups, head)
+        self.send_rate.requested([group.id for group in groups])
+        return write_batch([group.sealed for group in groups if group.sealed], most=limits.ANSWER_BYTES)
 
     # Asynchronous push-pull
 
@@ -265,7 +261,7 @@ class SamplerLoop:
             try:
                 began = trio.current_time()
                 async with self._in_flight(head) as news:
-                    sealed = await self._fill(head, range(slot, slot + self._slots), news)
+                    groups = await self._fill(head, range(slot, slot + self._slots), news)
                 self._throughput.record_call(self._slots, trio.current_time() - began)
             except (PeerError, ProtocolError, EngineError, ContractError, StoreError) as error:
                 pause = RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)]
@@ -278,8 +274,8 @@ class SamplerLoop:
                 continue
             failures = 0
             slot += self._slots
-            await self._count(sealed, head)
-            self.send_rate.sent(await self._delivery.put(sealed))
+            await self._count(groups, head)
+            self.send_rate.sent(await self._delivery.put(groups))
 
     async def _wait_for_a_chance(self, head: bytes, met: int) -> None:
         """Wait for a newer version, or for a new peer that may have this one."""
@@ -339,8 +335,7 @@ class SamplerLoop:
                     self._registration.doubt()
                 await self._delivery.settle(receipt)
 
-    async def _count(self, sealed: list[bytes], head: Opened[WeightsHead]) -> None:
-        groups = [Envelope.parse(item).claim(TrajectoryGroup, self._run.id) for item in sealed]
-        self.tokens.add(sum(group.token_count for group in groups))
+    async def _count(self, groups: Sequence[RolloutRecord], head: Opened[WeightsHead]) -> None:
+        self.tokens.add(sum(group.message.token_count for group in groups))
         if self._ledger_sync is not None:
-            await self._ledger_sync.record(sealed, head)
+            await self._ledger_sync.record(groups, head)

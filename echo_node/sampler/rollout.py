@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from echo_node.engine.base import Draw, Engine, SlotRequest, Update, no_news
 from echo_node.errors import DefectError
+from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
-from protocol import Completion, Identity, Stretch, TrajectoryGroup, seal
+from protocol import Completion, Envelope, Identity, Opened, Stretch, TrajectoryGroup, WeightsHead
 
 
 class Rollout:
@@ -21,16 +22,17 @@ class Rollout:
 
     def fill(
         self,
-        head_id: bytes,
+        head: Opened[WeightsHead],
         slots: Sequence[int],
         stop: Callable[[], bool],
         news: Callable[[], Update | None] = no_news,
-    ) -> list[bytes]:
+    ) -> list[RolloutRecord]:
         """Return sealed groups for these slots, in order. Slow: run it in a thread.
 
         Weights that `news` returns are applied while completions run; each token names the head
         that it was drawn under.
         """
+        head_id = head.id
         if self._engine.loaded not in {None, head_id}:
             raise DefectError("the engine holds the weights of another head than the slots'")
         heads = [head_id]
@@ -49,7 +51,7 @@ class Rollout:
         groups: list[dict[int, Draw]] = [{} for _ in slots]
         for finished in self._engine.generate(requests, stop=stop, news=note):
             groups[finished.request][finished.completion] = finished.draw
-        sealed = []
+        records = []
         for slot, (prompt, ids), draws in zip(slots, prompts, groups, strict=True):
             later = {span.head_id for draw in draws.values() for span in draw.spans} - {head_id}
             used = (head_id, *(head for head in heads if head in later))
@@ -64,8 +66,9 @@ class Rollout:
                 slot=slot,
                 vocabulary=self._run.manifest.model.vocab_size,
             )
-            sealed.append(seal(group, self._identity, self._run.id))
-        return sealed
+            envelope = Envelope.seal(group, self._identity, self._run.id)
+            records.append(RolloutRecord.of(envelope, group, head.message.step, prompt))
+        return records
 
     @staticmethod
     def _completion(draw: Draw, heads: tuple[bytes, ...], reward: float) -> Completion:

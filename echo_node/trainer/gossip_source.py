@@ -6,14 +6,13 @@ Receipts tell samplers what became of each group, and how many groups a second a
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import trio
 
-from echo_node.net.base import ACCEPT, CAPACITY, IGNORE, Message, Network, SenderMuted, Validation
+from echo_node.net.base import ACCEPT, IGNORE, Message, Network, SenderMuted, Validation
 from echo_node.rollouts.admission import GroupFilter, Refused
 from echo_node.rollouts.gossip_validation import GossipValidator
 from echo_node.rollouts.group_refs import GroupRefFetcher, is_reference
@@ -24,7 +23,7 @@ from echo_node.trainer.rate_control import RateControl
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay_buffer import ReplayBuffer
 from echo_node.trainer.sender_quota import USELESS, SenderQuota
-from protocol import Envelope, read_batch, topics
+from protocol import Envelope, topics
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # libp2p brings it, with stubs of trio that lack this name
@@ -62,8 +61,6 @@ class GossipSource:
         self._validator = validator
         self._fetcher = fetcher
         self._quota = quota
-        self._read: OrderedDict[bytes, Sequence[Envelope]] = OrderedDict()
-        """Messages that were validated and not yet taken, so that each is parsed once."""
         self._judging, self._keeping = trio.Lock(), trio.Lock()
         """Locks for admission and for reservation with the write to disk.
 
@@ -115,7 +112,7 @@ class GossipSource:
             if self._fetcher is None:
                 groups = [group for group in groups if not is_reference(group)]
             else:
-                groups = await self._fetcher.groups_of(message.data, message.sender)
+                groups = await self._fetcher.groups_of(groups, message.sender)
         for group, why in zip(groups, await self._take(groups), strict=True):
             # A group that was taken comes again when its receipt got lost.
             if why is not None and not self._receipts.has_taken(group.id):
@@ -175,10 +172,8 @@ class GossipSource:
             self._quota.handed(message.sender, "not-in-roster", len(envelopes))
             return validation
         if all(self._quota.is_muted(envelope.signer) for envelope in envelopes):
+            self._validator.take(message.data)
             return IGNORE
-        self._read[message.data] = envelopes
-        if len(self._read) > CAPACITY:
-            self._read.popitem(last=False)
         return ACCEPT
 
     def _blame(self, sender: bytes, group: Envelope, refused: Refused) -> None:
@@ -189,7 +184,7 @@ class GossipSource:
 
     def _envelopes(self, data: bytes) -> list[Envelope]:
         """Return the groups of a message, without those of samplers that are muted."""
-        envelopes = self._read.pop(data, None) or read_batch(data)
+        envelopes = self._validator.take(data)
         return [envelope for envelope in envelopes if not self._quota.is_muted(envelope.signer)]
 
     async def _take(

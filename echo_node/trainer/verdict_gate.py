@@ -75,8 +75,7 @@ class VerdictGate:
 
     async def _publish(self, groups: Sequence[RolloutRecord]) -> frozenset[bytes]:
         """Publish groups for verifiers; return those that they can have received."""
-        sealed = {each.opened.sealed: each.id for each in groups}
-        sealed = {data: group for data, group in sealed.items() if len(data) <= LONGEST}
+        sealed = {each.sealed: each.id for each in groups if each.sealed and len(each.sealed) <= LONGEST}
         if not self._run.manifest.verifiers:
             return frozenset()
         try:

@@ -34,6 +34,7 @@ class EvidenceFiles:
     """Evidence files of one run, in a folder."""
 
     def __init__(self, run: Run, folder: Path) -> None:
+        self._run = run.id
         self._folder = folder
         self._tolerances = {each.engine: dataclasses.asdict(each) for each in run.manifest.engines}
 
@@ -44,7 +45,7 @@ class EvidenceFiles:
         group, breach = admitted.message, found.breach or first.breach
         record = {
             "group": admitted.id.hex(),
-            "run": admitted.opened.run.hex(),
+            "run": self._run.hex(),
             "sampler": peer_id(admitted.sampler),
             "engine": group.engine,
             "step": admitted.step,
@@ -58,7 +59,7 @@ class EvidenceFiles:
             "first": _evidence_json(first.evidence),
             "second": _evidence_json(found.evidence) if found is not first else None,
             "pieces": [_piece_json(each, group.heads) for each in pieces],
-            "sealed": base64.b64encode(admitted.opened.sealed).decode(),
+            "sealed": base64.b64encode(admitted.sealed or b"").decode(),
         }
         path = self._folder / f"{admitted.id.hex()}.json"
         try:
@@ -80,12 +81,6 @@ class EvidenceFiles:
             size += path.stat().st_size
             if number and (number >= MOST_FILES or size > MOST_BYTES):
                 path.unlink(missing_ok=True)
-
-
-def read_sealed_group(path: Path) -> bytes:
-    """Return the sealed group of an evidence file, to be checked again."""
-    with boundary(StoreError, f"reading {path}"):
-        return base64.b64decode(json.loads(path.read_text("utf-8"))["sealed"], validate=True)
 
 
 def _evidence_json(found: Evidence) -> dict[str, Any]:

@@ -49,7 +49,6 @@ from protocol import (
     fill_batches,
     limits,
     open_sealed,
-    read_batch,
     seal,
     topics,
 )
@@ -165,7 +164,7 @@ class VerifierLoop:
 
     async def _hear(self, groups: Subscription[Message]) -> None:
         async for message in groups:
-            early = await self._admit(read_batch(message.data))
+            early = await self._admit(self._validator.take(message.data))
             from_named = message.sender in self._validator.named
             self._keep_pending(each for each in early if from_named or self._admission.is_member(each.signer))
 
@@ -275,9 +274,7 @@ class VerifierLoop:
             self.trust.condemned(sampler, breach.reason, now)
             self._cumulative.forget(sampler)
             self.selection.forget(sampler)
-            log.info(
-                "group %s is dishonest (%s): %s", admitted.opened.id.hex()[:16], breach.reason, breach.what
-            )
+            log.info("group %s is dishonest (%s): %s", admitted.id.hex()[:16], breach.reason, breach.what)
         self.results["honest" if breach is None else breach.reason] += 1
         verdict = Verdict(
             draw=draw,

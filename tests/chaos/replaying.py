@@ -15,7 +15,6 @@ from typing import Final
 from echo_node.engine.base import Engine
 from echo_node.engine.engine_classes import EngineSpec, make_engine
 from echo_node.models import embedded
-from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
 from echo_node.verifier.replay_check import ReplayCheck
 from echo_node.weights.tensors import root_of
@@ -23,6 +22,7 @@ from protocol import Envelope, Opened, ProtocolError, TrajectoryGroup
 from tests.chaos.branches import Branches
 from tests.chaos.evidence import Evidence
 from tests.chaos.report import Counts, Finding, short
+from tests.records import record_of
 
 MOST: Final = 96
 """Groups that are drawn again, shared out among samplers."""
@@ -53,7 +53,7 @@ def drawn_at_the_named_head(evidence: Evidence, branches: Branches, counts: Coun
             for group in groups:
                 prompt, _ = run.prompt(run.slot_key(head, group.signer, group.message.slot))
                 try:
-                    found = judge.check(RolloutRecord.of(group, branches.heads[head].message.step, prompt))
+                    found = judge.check(record_of(group, branches.heads[head].message.step, prompt))
                 except LookupError:
                     counts["groups of several heads, not drawn again"] += 1
                     continue

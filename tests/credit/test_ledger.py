@@ -198,13 +198,14 @@ def test_news_of_one_group_written_down_for_another_is_our_own_mistake(ledger):
 
 def test_an_entry_says_what_the_sealed_group_says():
     from tests import crafting  # brings torch, which those who are killed need not wait for
+    from tests.records import record_of
 
     run = crafting.open_run()
     sampler = crafting.SAMPLERS[0]
     head = crafting.Chain(run).next(sampler)
     sealed = crafting.sealed_group(run, head.id, sampler, 5)
     group = open_sealed(sealed, TrajectoryGroup, run.id)
-    assert Entry.of(group, 7) == Entry(
+    assert Entry.of(record_of(group, 0), run.id, 7) == Entry(
         group.id, run.id, sampler.public, head.id, 7, 5, group.message.token_count, crafting.ENGINE
     )
 

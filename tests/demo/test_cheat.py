@@ -32,10 +32,10 @@ def stage():
 
 def fill(run, head, engine):
     """Groups as a sampler with this engine sends them, and as a trainer admits them."""
-    sealed = Rollout(run, SAMPLER, engine).fill(head.id, range(SLOTS), never)
+    groups = Rollout(run, SAMPLER, engine).fill(head, range(SLOTS), never)
     admission = Admission(run)
     admission.published(head, roster(SAMPLER))
-    return [admission.judge(Envelope.parse(each)) for each in sealed]
+    return [admission.judge(Envelope.parse(group.sealed)) for group in groups]
 
 
 @pytest.mark.parametrize("way", WAYS)

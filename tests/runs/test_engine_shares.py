@@ -17,6 +17,7 @@ from echo_node.trainer.replay_buffer import ReplayBuffer
 from protocol import open_sealed
 from protocol.trajectory import TrajectoryGroup
 from tests.crafting import ENGINE, SAMPLERS, open_run, sealed_group
+from tests.records import record_of
 
 RUN = open_run()
 ROUGH, COARSE = "llama/q4_0", "llama/q8_0"
@@ -31,7 +32,7 @@ def shares_of(rough=1.0, coarse=1.0) -> ClassShares:
 
 def admitted(slot: int, engine: str, step: int = 0, sampler=SAMPLERS[0]) -> RolloutRecord:
     sealed = sealed_group(RUN, bytes([step]) * 32, sampler, slot, engine=engine)
-    return RolloutRecord.of(open_sealed(sealed, TrajectoryGroup, RUN.id), step, Prompt("r12345="))
+    return record_of(open_sealed(sealed, TrajectoryGroup, RUN.id), step, Prompt("r12345="))
 
 
 POOL = {

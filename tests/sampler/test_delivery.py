@@ -19,7 +19,8 @@ from echo_node.net.memory import MemorySwarm
 from echo_node.net.outbox.direct_delivery import Taker, deliver, serve_deliveries
 from echo_node.net.outbox.outbox import LONGEST, open_outbox
 from echo_node.rollouts import group_refs
-from echo_node.rollouts.group_refs import FETCH_SECONDS, GroupRefFetcher, groups_in, refer_to
+from echo_node.rollouts.group_refs import FETCH_SECONDS, GroupRefFetcher, is_reference, refer_to
+from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import read_model
 from echo_node.sampler.delivery import GroupDelivery
 from echo_node.weights.chain_follower import ChainFollower
@@ -35,12 +36,14 @@ from protocol import (
     TermVote,
     blob_id,
     open_sealed,
+    read_batch,
     seal,
     topics,
     write_batch,
 )
 from protocol.election import cast
 from tests.crafting import SAMPLERS, TRAINER, Chain, open_run, sealed_group
+from tests.records import sealed_record
 
 RUN = open_run("async", staleness=2)
 GROUPS, RECEIPTS = (topics.topic(RUN.id, cargo) for cargo in (topics.GROUPS, topics.RECEIPTS))
@@ -83,10 +86,11 @@ class Leader:
         async with self.network.subscribe(GROUPS, lambda _: ACCEPT) as inbox:
             task_status.started()
             async for message in inbox:
-                self.gossiped |= {envelope.id for envelope in groups_in(message.data)}
+                self.gossiped |= {each.id for each in read_batch(message.data) if not is_reference(each)}
 
     async def take(self, message):
-        ids = [envelope.id for envelope in await self._fetching.groups_of(message.data, message.sender)]
+        batch = read_batch(message.data)
+        ids = [envelope.id for envelope in await self._fetching.groups_of(batch, message.sender)]
         self.delivered += ids
         if not self.answers:
             return b""
@@ -157,13 +161,17 @@ async def meeting(folder, weather=None):
         nursery.cancel_scope.cancel()
 
 
+def records(head, *slots: int) -> list[RolloutRecord]:
+    return [sealed_record(sealed, head.message.step) for sealed in groups(head, *slots)]
+
+
 def groups(head, *slots: int) -> list[bytes]:
     return [sealed_group(RUN, head.id, ANN, slot) for slot in slots]
 
 
 async def test_groups_go_by_gossip_and_a_receipt_ends_their_wait(autojump_clock, tmp_path):
     async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
-        ids = await ann.post.put(groups(leader.head, 0, 1, 2))
+        ids = await ann.post.put(records(leader.head, 0, 1, 2))
         await ann.settled(lambda: leader.gossiped == set(ids))
         assert ann.outbox.pending == 3
         await ann.post.settle(open_sealed(receipt(leader.head, *ids[:2], stale=ids[2]), Receipt, RUN.id))
@@ -173,7 +181,7 @@ async def test_groups_go_by_gossip_and_a_receipt_ends_their_wait(autojump_clock,
 
 async def test_what_gossip_loses_is_delivered_by_hand(autojump_clock, tmp_path):
     async with meeting(tmp_path, {"loss": 1.0}) as (sampler, leader), sampler.life() as ann:
-        ids = await ann.post.put(groups(leader.head, 0, 1, 2))
+        ids = await ann.post.put(records(leader.head, 0, 1, 2))
         await ann.settled(lambda: not ann.outbox.pending)
         assert not leader.gossiped
         assert sorted(leader.delivered) == sorted(ids), "each once: the answer is a receipt"
@@ -182,7 +190,7 @@ async def test_what_gossip_loses_is_delivered_by_hand(autojump_clock, tmp_path):
 async def test_what_is_refused_for_now_is_sent_again(autojump_clock, tmp_path):
     async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
         leader.refuses = "full"
-        (only,) = await ann.post.put(groups(leader.head, 0))
+        (only,) = await ann.post.put(records(leader.head, 0))
         await ann.settled(lambda: len(leader.delivered) >= 3)
         assert ann.outbox.is_pending(only)
         leader.refuses = None
@@ -193,7 +201,7 @@ async def test_what_is_refused_for_now_is_sent_again(autojump_clock, tmp_path):
 async def test_what_is_refused_for_good_is_not_sent_again(autojump_clock, tmp_path):
     async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
         leader.refuses = "wrong-prompt"
-        (only,) = await ann.post.put(groups(leader.head, 0))
+        (only,) = await ann.post.put(records(leader.head, 0))
         await ann.settled(lambda: not ann.outbox.pending)
         await trio.sleep(600)
         assert leader.delivered == [only]
@@ -204,7 +212,7 @@ async def test_a_receipt_of_somebody_else_or_of_an_older_term_settles_nothing(au
     async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
         leader.answers = False
         first = leader.head
-        (only,) = await ann.post.put(groups(first, 0))
+        (only,) = await ann.post.put(records(first, 0))
         await ann.post.settle(open_sealed(receipt(first, only, by=SAMPLERS[1]), Receipt, RUN.id))
         assert ann.outbox.is_pending(only)
         await _begin_term(ann, leader)
@@ -216,7 +224,7 @@ async def test_a_receipt_of_somebody_else_or_of_an_older_term_settles_nothing(au
 
 async def test_a_new_leader_gets_what_the_old_one_had_acknowledged(autojump_clock, tmp_path):
     async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
-        ids = await ann.post.put(groups(leader.head, 0, 1))
+        ids = await ann.post.put(records(leader.head, 0, 1))
         await ann.settled(lambda: not ann.outbox.pending)
         leader.delivered.clear()
         await _begin_term(ann, leader)
@@ -234,10 +242,10 @@ async def _begin_term(ann, leader):
 async def test_what_has_grown_too_stale_is_neither_sent_nor_kept(autojump_clock, tmp_path):
     async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
         first = leader.head
-        ids = await ann.post.put(groups(first, 0))
+        ids = await ann.post.put(records(first, 0))
         await ann.settled(lambda: not ann.outbox.pending)
         leader.answers = False
-        ids += await ann.post.put(groups(first, 1))
+        ids += await ann.post.put(records(first, 1))
         for _ in range(2):
             await ann.hear(leader.publish())
         await trio.sleep(1)
@@ -253,10 +261,10 @@ async def test_what_has_grown_too_stale_is_neither_sent_nor_kept(autojump_clock,
 async def test_after_a_restart_everything_fresh_is_sent_again_and_slots_go_on(autojump_clock, tmp_path):
     async with meeting(tmp_path) as (sampler, leader):
         async with sampler.life() as ann:
-            ids = await ann.post.put(groups(leader.head, 0, 1))
+            ids = await ann.post.put(records(leader.head, 0, 1))
             await ann.settled(lambda: not ann.outbox.pending)
             leader.answers = False
-            ids += await ann.post.put(groups(leader.head, 2))
+            ids += await ann.post.put(records(leader.head, 2))
         leader.answers = True
         leader.delivered.clear()
         async with sampler.life() as ann:
@@ -271,7 +279,7 @@ async def test_a_leader_that_is_cut_off_gets_everything_when_it_is_back(autojump
     weather = {"loss": 0.3, "delay": (0.0, 0.5), "duplicate": 0.2, "reorder": 0.2}
     async with meeting(tmp_path, weather) as (sampler, leader), sampler.life() as ann:
         sampler.swarm.partition([ANN.public])
-        ids = [each for slot in range(20) for each in await ann.post.put(groups(leader.head, slot))]
+        ids = [each for slot in range(20) for each in await ann.post.put(records(leader.head, slot))]
         await trio.sleep(600)
         assert ann.outbox.pending == 20
         sampler.swarm.heal()
@@ -285,7 +293,7 @@ async def test_a_group_that_is_too_long_is_fetched_by_who_is_handed_a_reference(
         async with sampler.life() as ann:
             sealed = groups(leader.head, 0, 1)
             assert len(sealed[0]) > sampler.longest
-            ids = await ann.post.put(sealed)
+            ids = await ann.post.put([sealed_record(each) for each in sealed])
             blobs = ann.store.blobs
             assert len(list(blobs.all())) == 2
             await ann.settled(lambda: not ann.outbox.pending)
@@ -300,7 +308,7 @@ async def test_a_group_that_is_too_long_is_fetched_by_who_is_handed_a_reference(
 
 async def test_a_reference_is_taken_from_nobody_else_and_for_no_other_group(autojump_clock, tmp_path):
     async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
-        honest, other = map(Envelope.parse, groups(leader.head, 0, 1))
+        honest, other = map(sealed_record, groups(leader.head, 0, 1))
         ann.store.blobs.put(other.sealed)
         lying = dataclasses.replace(
             open_sealed(refer_to(honest, ANN, RUN.id), GroupReference, RUN.id).message,
@@ -317,7 +325,7 @@ async def test_a_stranger_has_nothing_fetched(autojump_clock, tmp_path):
     async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
         (sealed,) = groups(leader.head, 0)
         ann.store.blobs.put(sealed)
-        reference = refer_to(Envelope.parse(sealed), ANN, RUN.id)
+        reference = refer_to(sealed_record(sealed), ANN, RUN.id)
         leader.strangers = {ANN.public}
         with pytest.raises(PeerError, match="samplers of the run only"):
             await deliver(ann.network, TRAINER.public, GROUPS, write_batch([reference]), deadline=20)
@@ -332,7 +340,7 @@ async def test_a_sampler_whose_blobs_never_come_is_served_once_at_a_time_and_not
 ):
     """It holds one place, and others' deliveries go through meanwhile."""
     async with meeting(tmp_path) as (sampler, leader), sampler.life() as ann:
-        absent = [Envelope.parse(sealed) for sealed in groups(leader.head, *range(4))]
+        absent = [sealed_record(sealed) for sealed in groups(leader.head, *range(4))]
         batch = write_batch([refer_to(group, ANN, RUN.id) for group in absent])
         answers: list[str] = []
 
@@ -360,7 +368,7 @@ async def test_a_delivery_has_each_group_fetched_once_and_no_more_than_fits(
         sealed = groups(leader.head, *range(4))
         for each in sealed:
             ann.store.blobs.put(each)
-        references = [refer_to(Envelope.parse(each), ANN, RUN.id) for each in sealed]
+        references = [refer_to(sealed_record(each), ANN, RUN.id) for each in sealed]
         monkeypatch.setattr(group_refs, "TOGETHER", 2 * len(sealed[0]) + 10)
         batch = write_batch([references[0]] * 2 + references[1:])
         await deliver(ann.network, TRAINER.public, GROUPS, batch, deadline=20)

@@ -27,6 +27,7 @@ from tests.crafting import (
     open_run,
     sealed_group,
 )
+from tests.records import sealed_record
 
 VERIFIERS = tuple(identity(f"verifier {n}") for n in range(2))
 RUN = changed_run(open_run(), verifiers=tuple(each.public for each in VERIFIERS))
@@ -78,7 +79,7 @@ async def test_what_was_made_taken_refused_and_judged_is_summed_and_kept(tmp_pat
             swarm.join(STRANGER) as stranger,
             trio.open_nursery() as nursery,
         ):
-            await account.record(mine, head)
+            await account.record([sealed_record(each) for each in mine], head)
             await account.receipt(receipt)
             nursery.start_soon(account.work, network)
             await trio.testing.wait_all_tasks_blocked()

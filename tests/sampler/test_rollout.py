@@ -39,9 +39,13 @@ def rollout(engine):
     return Rollout(RUN, ANN, engine)
 
 
+def sealed_by(rollout, slots, head=HEAD):
+    return [group.sealed for group in rollout.fill(head, slots, never)]
+
+
 @pytest.fixture(scope="module")
 def sealed(rollout):
-    return rollout.fill(HEAD.id, range(6), never)
+    return sealed_by(rollout, range(6))
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +58,15 @@ def test_each_slot_gets_a_sealed_group_in_the_order_in_which_it_was_asked_for(ro
     assert {group.heads for group in groups} == {(HEAD.id,)}
     assert {group.engine for group in groups} == {"torch/f32"}
     assert {len(group.lengths) for group in groups} == {4}
-    turned = [
-        open_sealed(one, TrajectoryGroup, RUN.id).message for one in rollout.fill(HEAD.id, [5, 0], never)
-    ]
+    turned = [open_sealed(one, TrajectoryGroup, RUN.id).message for one in sealed_by(rollout, [5, 0])]
     assert [group.slot for group in turned] == [5, 0]
+
+
+def test_the_record_of_a_group_says_what_its_sealed_bytes_say(rollout):
+    for group in rollout.fill(HEAD, range(2), never):
+        opened = open_sealed(group.sealed, TrajectoryGroup, RUN.id, signer=ANN.public)
+        assert (group.id, group.sampler, group.message) == (opened.id, opened.signer, opened.message)
+        assert (group.head, group.slot, group.step) == (HEAD.id, opened.message.slot, HEAD.message.step)
 
 
 def test_what_a_sampler_seals_the_trainer_admits(sealed):
@@ -87,11 +96,11 @@ def test_every_token_is_the_one_that_the_slots_luck_draws(engine, groups):
 
 
 def test_the_same_slots_give_the_same_groups_alone_or_together(rollout, groups, sealed):
-    assert rollout.fill(HEAD.id, range(6), never) == sealed
+    assert sealed_by(rollout, range(6)) == sealed
     for slot in (0, 3):
-        (alone,) = rollout.fill(HEAD.id, [slot], never)
-        told = open_sealed(alone, TrajectoryGroup, RUN.id).message
-        assert (told.tokens, told.prompt, told.rewards) == (
+        (alone,) = sealed_by(rollout, [slot])
+        group = open_sealed(alone, TrajectoryGroup, RUN.id).message
+        assert (group.tokens, group.prompt, group.rewards) == (
             groups[slot].tokens,
             groups[slot].prompt,
             groups[slot].rewards,
@@ -99,11 +108,11 @@ def test_the_same_slots_give_the_same_groups_alone_or_together(rollout, groups, 
 
 
 def test_another_sampler_or_another_head_draws_other_luck(engine, groups):
-    for identity, head in ((BOB, HEAD.id), (ANN, b"?" * 32)):
-        engine.load(head, read_model(embedded.folder()))
+    for identity, head in ((BOB, HEAD), (ANN, dataclasses.replace(HEAD, id=b"?" * 32))):
+        engine.load(head.id, read_model(embedded.folder()))
         other = [
             open_sealed(one, TrajectoryGroup, RUN.id).message
-            for one in Rollout(RUN, identity, engine).fill(head, range(6), never)
+            for one in sealed_by(Rollout(RUN, identity, engine), range(6), head)
         ]
         engine.load(HEAD.id, read_model(embedded.folder()))
         assert [group.prompt for group in other] != [group.prompt for group in groups]
@@ -111,7 +120,7 @@ def test_another_sampler_or_another_head_draws_other_luck(engine, groups):
 
 
 def test_no_slots_are_no_groups(rollout):
-    assert rollout.fill(HEAD.id, [], never) == []
+    assert rollout.fill(HEAD, [], never) == []
 
 
 def test_when_asked_to_stop_nothing_comes_out_and_the_engine_is_as_good_as_before(rollout, sealed):
@@ -122,15 +131,13 @@ def test_when_asked_to_stop_nothing_comes_out_and_the_engine_is_as_good_as_befor
         return len(asked) > 2
 
     with pytest.raises(EngineStoppedError):
-        rollout.fill(HEAD.id, range(6), after_two_tokens)
-    assert rollout.fill(HEAD.id, range(6), never) == sealed
+        rollout.fill(HEAD, range(6), after_two_tokens)
+    assert sealed_by(rollout, range(6)) == sealed
 
 
 def test_without_weights_nothing_is_drawn():
     with pytest.raises(EngineError, match="no weights"):
-        Rollout(RUN, ANN, LocalEngine(TorchDecoder(embedded.folder(), device="cpu"))).fill(
-            HEAD.id, [0], never
-        )
+        Rollout(RUN, ANN, LocalEngine(TorchDecoder(embedded.folder(), device="cpu"))).fill(HEAD, [0], never)
 
 
 class Broken(DigitsReverse):
@@ -141,4 +148,4 @@ class Broken(DigitsReverse):
 def test_a_contract_that_breaks_is_named_as_the_culprit(engine):
     rollout = Rollout(dataclasses.replace(RUN, contract=Broken()), ANN, engine)
     with pytest.raises(ContractError, match="digits-reverse 1: scoring"):
-        rollout.fill(HEAD.id, [0], never)
+        rollout.fill(HEAD, [0], never)

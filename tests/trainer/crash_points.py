@@ -75,9 +75,8 @@ class Recording:
                 hand_over(held, self._engine)
             first = self._slots.get((under.id, sampler), 0)
             self._slots[under.id, sampler] = first + 2
-            sealed += Rollout(RUN, sampler, self._engine).fill(
-                under.id, range(first, first + 2), lambda: False
-            )
+            groups = Rollout(RUN, sampler, self._engine).fill(under, range(first, first + 2), lambda: False)
+            sealed += [group.sealed for group in groups]
         self.batches.append(sealed)
         return self.admit(sealed)
 

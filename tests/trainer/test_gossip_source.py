@@ -460,7 +460,7 @@ async def test_messages_that_were_looked_at_and_never_taken_do_not_pile_up():
         for slot in range(2 * CAPACITY):
             data = write_batch([trainer.group(slot % 8), trainer.group(slot // 8)])
             assert trainer.source.validate(Message(GROUPS, data, ANN.public)) is ACCEPT
-        assert len(trainer.source._read) <= CAPACITY
+        assert len(trainer.source._validator._accepted) <= CAPACITY
         await trainer.gossip(trainer.group(0))
         assert await trainer.receipt_counts() == {"accepted": 1}
 

@@ -1,5 +1,7 @@
 """The sampler's claims equal the trainer's recomputation within 1e-4."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from echo_node.telemetry.metrics import Records
 from echo_node.trainer.step import TrainStep
 from protocol import TrajectoryGroup, open_sealed
 from protocol.sampling import probabilities
+from tests.crafting import Chain
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +29,9 @@ def groups():
     run = demo._open_run(jailed=False)
     engine = LocalEngine(TorchDecoder(run.folder))
     engine.load(bytes(32), read_model(run.folder))
-    sealed = Rollout(run, demo._identity("sampler 0"), engine).fill(bytes(32), range(12), lambda: False)
-    return run, [open_sealed(item, TrajectoryGroup, run.id).message for item in sealed]
+    head = dataclasses.replace(Chain(run).next(), id=bytes(32))
+    groups = Rollout(run, demo._identity("sampler 0"), engine).fill(head, range(12), lambda: False)
+    return run, [open_sealed(group.sealed, TrajectoryGroup, run.id).message for group in groups]
 
 
 def test_every_importance_weight_is_within_one_ten_thousandth_of_one(groups):

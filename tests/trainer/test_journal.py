@@ -19,6 +19,7 @@ from protocol import TrajectoryGroup, open_sealed
 from protocol.digest import context
 from protocol.identity import verify
 from tests.crafting import SAMPLERS, open_run, sealed_group
+from tests.records import record_of
 
 RUN = bytes(32)
 
@@ -162,7 +163,7 @@ async def test_the_signature_of_a_settled_group_stays_and_can_be_checked():
     run = open_run()
     opened = open_sealed(sealed_group(run, b"h" * 32, SAMPLERS[0], 7), TrajectoryGroup, run.id)
     async with open_journal(None, RUN) as journal:
-        await journal.draw(Batch(1, 0, 1, (RolloutRecord.of(opened, 0, rewards=[1.0, 0.0]),)))
+        await journal.draw(Batch(1, 0, 1, (record_of(opened, 0, rewards=[1.0, 0.0]),)))
         await journal.settle(1, step=0)
         ((id_, signer, sealed, signature),) = await journal._rows(
             "SELECT id, sampler, sealed, signature FROM groups"
@@ -268,7 +269,7 @@ async def test_two_trainers_do_not_share_a_journal(tmp_path):
 def test_a_sealed_group_is_kept_with_its_facts():
     run = open_run()
     opened = open_sealed(sealed_group(run, b"h" * 32, SAMPLERS[0], 7), TrajectoryGroup, run.id)
-    made = RolloutRecord.of(opened, 3, rewards=[1.0, 0.0])
+    made = record_of(opened, 3, rewards=[1.0, 0.0])
     assert (made.id, made.sampler, made.slot, made.head, made.step) == (
         opened.id,
         SAMPLERS[0].public,

@@ -26,6 +26,7 @@ from protocol import (
     seal,
 )
 from tests.crafting import SAMPLERS, TRAINER, Chain, open_run, sealed_group
+from tests.records import record_of
 
 RUN = open_run()
 ANN, BOB = SAMPLERS[:2]
@@ -34,7 +35,7 @@ BOUND = 2
 
 def kept(head, sampler, slot) -> RolloutRecord:
     opened = open_sealed(sealed_group(RUN, head.id, sampler, slot), TrajectoryGroup, RUN.id)
-    return RolloutRecord.of(opened, head.message.step, rewards=(0.25, 1 / 3))
+    return record_of(opened, head.message.step, rewards=(0.25, 1 / 3))
 
 
 def trained(chain, *batches):

@@ -13,7 +13,6 @@ import pytest
 import trio
 
 from echo_node.errors import StoreError
-from echo_node.rollouts.record import RolloutRecord
 from echo_node.trainer import loop as loop_room
 from echo_node.trainer.head_publisher import HeadPublisher
 from echo_node.trainer.journal import Batch, open_journal
@@ -21,6 +20,7 @@ from echo_node.trainer.recovery import in_chain
 from echo_node.weights.store import WeightsStore
 from protocol import TrajectoryGroup, open_sealed
 from tests.crafting import SAMPLERS, Chain, changed_run, sealed_group
+from tests.records import record_of
 from tests.trainer import crash_points
 from tests.trainer.crash_points import LAYOUT, ROOT, RUN, STEPS, Recording, Replaying, heads_in, train
 
@@ -147,7 +147,7 @@ async def test_batches_of_a_branch_that_was_left_are_not_learnt_from(begun):
     """One is of a head that left the chain, one of a head that commits to others."""
     folder, batches, expected = begun
     opened = [open_sealed(sealed, TrajectoryGroup, RUN.id) for sealed in batches[8] + batches[9]]
-    groups = [RolloutRecord.of(each, 8, rewards=[1.0] * 4) for each in opened]
+    groups = [record_of(each, 8, rewards=[1.0] * 4) for each in opened]
     async with open_journal(folder / "journal.sqlite", RUN.id) as journal:
         await journal.draw(Batch(9, 8, 9, tuple(groups[:4]), tip=b"x" * 32))
         await journal.draw(Batch(10, 6, 7, tuple(groups[4:]), tip=expected[6]))
@@ -271,7 +271,7 @@ async def test_a_version_that_a_grant_left_is_learnt_again_if_all_its_groups_are
     groups = []
     for slot in range(2):
         opened = open_sealed(sealed_group(RUN, head.id, SAMPLERS[0], slot), TrajectoryGroup, RUN.id)
-        kept = RolloutRecord.of(opened, 0, rewards=opened.message.rewards)
+        kept = record_of(opened, 0, rewards=opened.message.rewards)
         missing = dataclasses.replace(kept, sealed=None, stored_signature=opened.sealed[-64:])
         groups.append(kept if slot < overheard else missing)
     async with open_journal(None, RUN.id) as journal:

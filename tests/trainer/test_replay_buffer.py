@@ -15,6 +15,7 @@ from echo_node.trainer.replay_buffer import ReplayBuffer
 from protocol import open_sealed
 from protocol.trajectory import TrajectoryGroup
 from tests.crafting import ENGINE, SAMPLERS, open_run, sealed_group
+from tests.records import record_of
 
 RUN = open_run()
 
@@ -22,7 +23,7 @@ RUN = open_run()
 def admitted(step: int, slot: int, sampler=SAMPLERS[0]) -> RolloutRecord:
     head = bytes([step]) * 32
     opened = open_sealed(sealed_group(RUN, head, sampler, slot), TrajectoryGroup, RUN.id)
-    return RolloutRecord.of(opened, step, Prompt("r12345="))
+    return record_of(opened, step, Prompt("r12345="))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from echo_node.election.leader_monitor import LeaderMonitor
 from echo_node.engine.base import TensorBytes
 from echo_node.net.memory import MemorySwarm
 from echo_node.net.rate_limit import Throttle
-from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run, read_model
 from echo_node.runs.spec import RunSpec, TermsTable, new_run
 from echo_node.trainer.checkpoint import Checkpoint, newest_checkpoint, write_checkpoint
@@ -31,6 +30,7 @@ from protocol import Roster, TrajectoryGroup, derive, open_sealed, topics
 from protocol.manifest import Terms
 from tests.crafting import SAMPLERS, TRAINER, changed_run, identity, open_run, sealed_group
 from tests.net.conftest import libp2p, memory
+from tests.records import record_of
 
 HEIR, JUDGE = identity("heir"), identity("judge")
 MODEL = read_model(open_run().folder)
@@ -221,7 +221,7 @@ async def test_an_account_is_believed_only_if_it_is_what_the_head_commits_to(tmp
         for version in (1, 2):
             sealed = [sealed_group(RUN, under.id, SAMPLERS[0], 2 * version + n) for n in range(2)]
             groups = [open_sealed(each, TrajectoryGroup, RUN.id) for each in sealed]
-            used = [RolloutRecord.of(each, 0, rewards=(1.0,)) for each in groups]
+            used = [record_of(each, 0, rewards=(1.0,)) for each in groups]
             batch = used if version == 1 else [used[0], replace(used[0], id=used[1].id)]
             account = provenance_record_of([Batch(version, version - 1, version, tuple(batch))])
             ids = [each.id for each in used]

@@ -36,6 +36,7 @@ from tests.crafting import (
     right_answer,
     sealed_group,
 )
+from tests.records import record_of
 from tests.trainer.test_verdict_policy import VERIFIERS, give_verdict
 
 HEAD = b"h" * 32
@@ -60,7 +61,7 @@ def group(run, slot, sampler=ANN, *, teaches=True, **changes) -> RolloutRecord:
     opened = open_sealed(
         sealed_group(run, HEAD, sampler, slot, completions, **changes), TrajectoryGroup, run.id
     )
-    return RolloutRecord.of(opened, 0, Prompt("r12345="))
+    return record_of(opened, 0, Prompt("r12345="))
 
 
 class Place:

@@ -25,6 +25,7 @@ from protocol import Figures, Receipt, TrajectoryGroup, Verdict, open_sealed, se
 from protocol.manifest import Verification
 from protocol.verdict import sign_draw
 from tests.crafting import SAMPLERS, STRANGER, TRAINER, Chain, changed_run, identity, open_run, sealed_group
+from tests.records import record_of
 
 VERIFIERS = tuple(identity(f"verifier {n}") for n in range(3))
 HEAD = b"h" * 32
@@ -54,7 +55,7 @@ class Clock:
 
 def group(run, slot, sampler=ANN, step=0) -> RolloutRecord:
     opened = open_sealed(sealed_group(run, HEAD, sampler, slot), TrajectoryGroup, run.id)
-    return RolloutRecord.of(opened, step, Prompt("r12345="))
+    return record_of(opened, step, Prompt("r12345="))
 
 
 def verdict(run, about: bytes, verifier, result="honest", **changes):

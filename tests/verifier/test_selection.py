@@ -9,6 +9,7 @@ from echo_node.verifier.selection import Selection
 from protocol import TrajectoryGroup, open_sealed
 from protocol.verdict import check_draw
 from tests.crafting import SAMPLERS, identity, open_run, sealed_group
+from tests.records import record_of
 
 RUN = open_run()
 VERIFIER = identity("verifier")
@@ -21,7 +22,7 @@ SIZE = RUN.manifest.sampling.group_size
 def group(slot: int, *, teaches: bool = True) -> RolloutRecord:
     rewards = tuple(float(teaches and place == 0) for place in range(SIZE))
     sealed = sealed_group(RUN, b"h" * 32, ANN, slot, rewards=rewards)
-    return RolloutRecord.of(open_sealed(sealed, TrajectoryGroup, RUN.id), 0, Prompt("r12345="))
+    return record_of(open_sealed(sealed, TrajectoryGroup, RUN.id), 0, Prompt("r12345="))
 
 
 def taken(*, every: bool, honest: int, teaches: bool = True) -> int:
@@ -54,7 +55,7 @@ def test_a_lot_can_be_checked_by_everybody():
 def test_what_a_condemned_peer_has_waiting_takes_nobodys_time():
     choosing = Selection(RUN.id, VERIFIER, Trust(), every=True)
     other = open_sealed(sealed_group(RUN, b"h" * 32, SAMPLERS[1], 0), TrajectoryGroup, RUN.id)
-    for admitted in (group(0), RolloutRecord.of(other, 0, Prompt("r12345=")), group(1)):
+    for admitted in (group(0), record_of(other, 0, Prompt("r12345=")), group(1)):
         choosing.offer(admitted, 0.0)
     choosing.forget(ANN.public)
     admitted, _ = choosing.next()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from echo_node.contract import Prompt
-from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import ENGINES
 from echo_node.runtime.reputation import HALF_LIFE, LEAST_RATE, MUTE_SECONDS, NEWCOMER, Trust
 from echo_node.verifier.evidence import Evidence
@@ -19,6 +18,7 @@ from echo_node.verifier.tolerance import CONTRAST, GAP, GAP_FLOOR, WIDE, Cumulat
 from protocol import TrajectoryGroup, open_sealed, seal
 from protocol.verdict import check_draw, drawn
 from tests.crafting import SAMPLERS, Chain, completion, group, identity, open_run
+from tests.records import record_of
 
 F16 = next(each for each in ENGINES if each.engine == "llama/f16")
 PEER, HEAD = b"p" * 32, b"h" * 32
@@ -207,7 +207,7 @@ def test_trust_is_earned_slowly_lost_at_once_and_fades():
 def admitted(run, head, sampler, slot, rewards):
     made = group(run, head.id, sampler, slot, [completion([1, 12], reward=reward) for reward in rewards])
     opened = open_sealed(seal(made, sampler, run.id), TrajectoryGroup, run.id)
-    return RolloutRecord.of(opened, 0, Prompt(""))
+    return record_of(opened, 0, Prompt(""))
 
 
 def test_lots_are_this_verifiers_and_fall_at_the_rate_of_the_peer():
