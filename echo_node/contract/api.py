@@ -141,6 +141,14 @@ class Contract(ABC):
     def prompt(self, key: bytes) -> Prompt:
         """Return the prompt of a slot, from the slot's 32-byte key alone."""
 
+    def held_out(self, key: bytes) -> Prompt:
+        """Return a prompt to evaluate with, which `prompt` should never return.
+
+        By default that of the key itself: the keys of an evaluation are never those of a slot. A
+        task with few problems sets some of them apart.
+        """
+        return self.prompt(key)
+
     @abstractmethod
     def score(self, prompt: Prompt, completion: str) -> Score:
         """Return the score of a completion: untrusted text, without the end token."""
@@ -154,10 +162,10 @@ class Contract(ABC):
         return ""
 
 
-def prompt_of(contract: Contract, key: bytes) -> Prompt:
+def prompt_of(contract: Contract, key: bytes, *, held_out: bool = False) -> Prompt:
     """Return the contract's prompt; whatever goes wrong in it is a `ContractError`."""
     with boundary(ContractError, f"{contract.name} {contract.version}: making a prompt"):
-        prompt: object = contract.prompt(key)
+        prompt: object = contract.held_out(key) if held_out else contract.prompt(key)
         if not isinstance(prompt, Prompt) or type(prompt.text) is not str:
             raise TypeError("it made no Prompt with a text")
         if type(prompt.system) is not str or type(prompt.chat) is not bool:

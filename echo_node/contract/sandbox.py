@@ -92,10 +92,13 @@ class Sandbox:
             self._free.put(worker)
         self._finish = weakref.finalize(self, _finish, self._workers, self._free, starter)
 
-    def prompts(self, keys: Sequence[bytes]) -> list[Prompt]:
+    def prompts(self, keys: Sequence[bytes], *, held_out: bool = False) -> list[Prompt]:
         """Return the prompts of these keys; raise `ContractError` if one cannot be made."""
         asked = self._ask(
-            "prompt", "making a prompt", [([bytes(key)], len(key)) for key in keys], _read_prompt
+            "held_out" if held_out else "prompt",
+            "making a prompt",
+            [([bytes(key)], len(key)) for key in keys],
+            _read_prompt,
         )
         return [_or_raise(made) for made in asked]
 
@@ -188,6 +191,10 @@ class JailedContract(Contract):
     def prompt(self, key: bytes) -> Prompt:
         """Return the prompt of a slot."""
         return self.sandbox.prompts([key])[0]
+
+    def held_out(self, key: bytes) -> Prompt:
+        """Return a prompt to evaluate with."""
+        return self.sandbox.prompts([key], held_out=True)[0]
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         """Return the completion's score."""

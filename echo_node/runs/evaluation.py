@@ -57,7 +57,7 @@ def evaluate(
         hand_over(held, engine)
     rewards: list[float] = []
     for keys in _chunks(held_out_keys(run, prompts)):
-        asked = run.prompts(keys)
+        asked = run.prompts(keys, held_out=True)
         requests = [SlotRequest(ids, key, 1, run.limits) for key, (_, ids) in zip(keys, asked, strict=True)]
         for (prompt, _), draws in zip(asked, generate_groups(engine, requests), strict=True):
             rewards += [score.value for score in run.scores(prompt, [draw.ids for draw in draws])]

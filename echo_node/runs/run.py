@@ -121,13 +121,18 @@ class Run:
         """Return a slot's prompt and its token ids."""
         return self.prompts([slot_key])[0]
 
-    def prompts(self, slot_keys: Sequence[bytes]) -> list[tuple[Prompt, NDArray[np.int64]]]:
-        """Return the prompts of slots; many in one call cost little more than one."""
+    def prompts(
+        self, slot_keys: Sequence[bytes], *, held_out: bool = False
+    ) -> list[tuple[Prompt, NDArray[np.int64]]]:
+        """Return the prompts of slots; many in one call cost little more than one.
+
+        `held_out` prompts are for evaluation: the contract never gives them to a slot.
+        """
         keys = [sampling.prompt_key(key) for key in slot_keys]
         if isinstance(self.contract, JailedContract):
-            found = self.contract.sandbox.prompts(keys)
+            found = self.contract.sandbox.prompts(keys, held_out=held_out)
         else:
-            found = [prompt_of(self.contract, key) for key in keys]
+            found = [prompt_of(self.contract, key, held_out=held_out) for key in keys]
         return [(prompt, self.ids_of(prompt)) for prompt in found]
 
     def ids_of(self, prompt: Prompt) -> NDArray[np.int64]:

@@ -7,10 +7,11 @@ from typing import Final
 
 from echo_node.contract.api import Contract
 from echo_node.contract.builtin.digits_reverse import DigitsReverse
+from echo_node.contract.builtin.few_shot import FewShot
 from echo_node.contract.builtin.gym import KnightsKnaves, ReasoningGym, Sokoban
 from echo_node.contract.builtin.math_verified import Math
 
 BUILT_IN: Final[dict[tuple[str, str], type[Contract]]] = {
     (contract.name, contract.version): contract
-    for contract in (DigitsReverse, KnightsKnaves, Math, ReasoningGym, Sokoban)
+    for contract in (DigitsReverse, FewShot, KnightsKnaves, Math, ReasoningGym, Sokoban)
 }

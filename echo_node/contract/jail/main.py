@@ -36,8 +36,8 @@ def answer(contract: Contract, asked: str, item: list[Any]) -> Message:
         return {"kind": "failed", "reason": str(error), "out_of_memory": out_of_memory}
 
 
-def _prompt(contract: Contract, key: bytes) -> list[Any]:
-    prompt = prompt_of(contract, key)
+def _prompt(contract: Contract, key: bytes, *, held_out: bool = False) -> list[Any]:
+    prompt = prompt_of(contract, key, held_out=held_out)
     with boundary(ContractError, f"{contract.name} {contract.version}: making a prompt"):
         prompt = unpack_prompt(pack_prompt(prompt))
         size = prompt_bytes(prompt)
@@ -61,6 +61,7 @@ def _own_answer(contract: Contract, prompt: list[Any]) -> list[Any]:
 
 _ANSWERS: Final[dict[str, Callable[..., list[Any]]]] = {
     "prompt": _prompt,
+    "held_out": partial(_prompt, held_out=True),
     "score": _score,
     "answer": _own_answer,
 }
