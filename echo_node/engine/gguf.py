@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_node.engine.base import Change, TensorBytes
+from echo_node.engine.gguf_families import HeaderValue
 from echo_node.engine.gguf_map import ModelPlan, Place
 from echo_node.errors import EngineError
 
@@ -106,10 +107,13 @@ class GgufFile:
         for name, place in plan.places.items():
             self.slots[name] = slot = Slot(place, slot_kind(place.shape, kind), start + end)
             end = _padded(end + slot.size)
-        stretches = np.array(plan.stretches, "<f4")
-        _make_long(path, start + _padded(end + stretches.nbytes))
+        constants = [np.array(values, "<f4") for values in plan.constants.values()]
+        sizes = [_padded(values.nbytes) for values in constants]
+        _make_long(path, start + _padded(end) + sum(sizes))
         self._map: NDArray[np.uint8] = np.memmap(path, np.uint8, "r+")
-        self._map[start + end : start + end + stretches.nbytes] = stretches.view(np.uint8)
+        for values, size in zip(constants, sizes, strict=True):
+            self._map[start + end : start + end + values.nbytes] = values.view(np.uint8)
+            end += size
         self._dtypes: dict[str, str] = {}
         self._held: int | None = None
 
@@ -137,7 +141,7 @@ class GgufFile:
                 bits = bits.reshape(source.size, -1)[source].ravel()
             cells, wide = self.cells(name), bits.size // slot.cells
             for start in range(0, bits.size, _STEP):  # a multiple of the block
-                part = encode(bits[start : start + _STEP], dtype, slot.kind)
+                part = _encode(bits[start : start + _STEP], dtype, slot)
                 cells[start // wide : start // wide + part.size] = part
 
     def put(self, change: Change) -> None:
@@ -161,7 +165,7 @@ class GgufFile:
         _check_range(change.tensor, bits, dtype, slot.kind)
         cells, wide = self.cells(change.tensor), bits.size // positions.size
         for start in range(0, bits.size, _STEP):
-            part = encode(bits[start : start + _STEP], dtype, slot.kind)
+            part = _encode(bits[start : start + _STEP], dtype, slot)
             cells[positions[start // wide : start // wide + part.size]] = part
 
     def unname(self) -> bool:
@@ -182,6 +186,14 @@ class GgufFile:
         if self._held is not None:
             os.close(self._held)
             self._held = None
+
+
+def _encode(bits: Bits, dtype: str, slot: Slot) -> NDArray[Any]:
+    """Encode a part of a tensor, with what its place adds to every value; such ones are f32."""
+    if not slot.place.shift:
+        return encode(bits, dtype, slot.kind)
+    shifted = _values(bits, dtype) + np.float32(slot.place.shift)
+    return encode(shifted.view(np.uint32), "f32", slot.kind)
 
 
 def encode(bits: Bits, dtype: str, kind: str) -> NDArray[Any]:
@@ -278,13 +290,14 @@ def _write_header(path: Path, plan: ModelPlan, kind: str) -> int:
     writer.add_layer_norm_rms_eps(plan.epsilon)
     writer.add_rope_dimension_count(plan.head_size)
     writer.add_rope_freq_base(plan.theta)
+    for key, value in plan.settings.items():
+        _add(writer, f"{plan.architecture}.{key}", value)
     for place in plan.places.values():
         own = slot_kind(place.shape, kind)
         size = Slot(place, own, 0).size
         writer.add_tensor_info(place.name, place.shape, np.dtype(np.float32), size, _TYPES[own])
-    if plan.stretches:
-        shape = (len(plan.stretches),)
-        writer.add_tensor_info("rope_freqs.weight", shape, np.dtype(np.float32), 4 * shape[0], _TYPES["f32"])
+    for name, values in plan.constants.items():
+        writer.add_tensor_info(name, (len(values),), np.dtype(np.float32), 4 * len(values), _TYPES["f32"])
     try:
         writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
@@ -292,6 +305,17 @@ def _write_header(path: Path, plan: ModelPlan, kind: str) -> int:
     finally:
         writer.close()
     return _padded(path.stat().st_size)
+
+
+def _add(writer: Any, key: str, value: HeaderValue) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_uint32(key, value)
 
 
 def _make_long(path: Path, size: int) -> None:

@@ -92,7 +92,7 @@ class LlamaDecoder:
             raise EngineError(f"no weights of the kind {kind!r}", advice=f"take one of {', '.join(KINDS)}")
         if threads is not None and threads < 1:
             raise EngineError(f"{threads} threads compute nothing", advice="give it at least one")
-        self._plan = plan = read_plan(folder)
+        self._plan = plan = read_plan(folder, kind)
         self._kind, self._mapped = kind, _mapped
         self._threads = len(cores()) if threads is None else threads
         self._size = file_size(plan, kind)

@@ -121,6 +121,7 @@ class Sequences:
         options.n_outputs_max = self._outputs
         options.n_threads = options.n_threads_batch = threads
         options.kv_unified = False
+        options.swa_full = True  # layers with a window keep all keys too: rows are copied and cut
         options.no_perf = True
         options.offload_kqv = options.op_offload = model.on_gpu
         options.type_k = options.type_v = llama_cpp.GGML_TYPE_F32 if single else llama_cpp.GGML_TYPE_F16

@@ -17,8 +17,6 @@ from echo_node.engine.base import Ids
 
 LONGEST: Final = 4_096
 """Ids of a row: who sees whom is a square of it."""
-UNSEEN: Final = float(np.finfo(np.float16).min)
-"""Added to the score of what is not seen: enough in every type."""
 
 
 @dataclass(frozen=True, slots=True)

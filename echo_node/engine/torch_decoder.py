@@ -1,6 +1,6 @@
 """Decoder on transformers models, on any torch device.
 
-Takes any model that `AutoModelForCausalLM` builds and whose layers keep keys and values. It is
+Takes models of the families that are right (`models/families.py`) and refuses others. A model is
 built from a folder's config.json alone: nothing is unpickled, and no code of a model's own is run.
 Weights come from `load` only. On one machine, with one number of threads, the same calls give the
 same bits.
@@ -20,18 +20,19 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from echo_node.engine.attention_masks import tree_masks
 from echo_node.engine.base import Change, Ids, TensorBytes
 from echo_node.engine.gqa import GROUPED
 from echo_node.engine.host_resources import check_fits
 from echo_node.engine.kv_cache import KvCache
 from echo_node.engine.onednn_linear import OneDnnLinears
-from echo_node.engine.prefix_sharing import UNSEEN, SharedRow, shared_row
+from echo_node.engine.prefix_sharing import SharedRow, shared_row
 from echo_node.engine.token_sampling import Logits
 from echo_node.engine.weight_layout import lay_by_columns, put_at
-from echo_node.errors import EngineError, boundary
+from echo_node.errors import ConfigError, EngineError, boundary
+from echo_node.models.families import check_family, read_config
 
 DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-_SHARING: Final = frozenset({"llama", "qwen2", "qwen3"})
 _FILLED_AT_ONCE: Final = 8_192
 """Most ids per pass, padding included; bounds the memory that a pass takes."""
 
@@ -53,16 +54,12 @@ class TorchDecoder:
             where = torch.device(_best_device() if device == "auto" else device)
             self._model = _build(folder, where, DTYPES[dtype])
         self._accepted = inspect.signature(self._model.forward).parameters.keys()
-        if not {"attention_mask", "past_key_values"} <= self._accepted:
-            kind = self._model.config.model_type
-            raise EngineError(f"a {kind} model keeps no keys and values that a batch can share")
         self._weights: dict[str, Tensor] = dict(self._model.named_parameters())
         self._packing = OneDnnLinears(self._model)
         self._kinds: dict[str, str] = {}
         self._columns = KvCache(0, 0)
         self._cache = self._columns.cache()
         self._used = 0
-        self._shares = _can_share(self._model.config)
         self.device = str(where)
         self.vocabulary = int(self._model.config.vocab_size)
         self.context: int | None = getattr(self._model.config, "max_position_embeddings", None)
@@ -176,7 +173,7 @@ class TorchDecoder:
         """Score several sequences, in as few passes as they fit in."""
         if len(sequences) == 1:
             return self.score(sequences[0], keep[0])
-        if self._shares and (shared := shared_row(sequences, keep)) is not None:
+        if (shared := shared_row(sequences, keep)) is not None:
             return self._score_shared(shared)
         lengths = [ids.size for ids in sequences]
         found: list[Logits] = [np.empty(0)] * len(sequences)
@@ -194,12 +191,11 @@ class TorchDecoder:
         return together
 
     def _score_shared(self, row: SharedRow) -> Logits:
-        seen = torch.zeros(row.seen.shape, dtype=self._model.dtype, device=self._model.device)
-        seen.masked_fill_(self._there(~row.seen), UNSEEN)
+        positions, seen = self._there(row.positions[None]), self._there(row.seen[None])
         logits: Tensor = self._model(
             input_ids=self._there(row.ids[None]),
-            position_ids=self._there(row.positions[None]),
-            attention_mask=seen[None, None],
+            position_ids=positions,
+            attention_mask=tree_masks(self._model.config, seen, positions, self._model.dtype),
             logits_to_keep=self._there(row.wanted),
             use_cache=False,
         ).logits
@@ -237,9 +233,11 @@ class TorchDecoder:
 
 def _build(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """Build the model on its device, with undefined weights until they are loaded."""
+    try:
+        check_family(read_config(folder))
+    except ConfigError as error:
+        raise EngineError(f"building the model of {folder}: {error.what}", advice=error.advice) from error
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    if getattr(config, "quantization_config", None) is not None:
-        raise EngineError(f"the model of {folder} is quantised", advice="take its full-precision form")
     # Whatever a config.json asks for, attention is transformers' own or ours, no kernel from a hub.
     with torch.device("meta"), no_init_weights():
         shape = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
@@ -286,13 +284,6 @@ def _bytes_per_id(config: PreTrainedConfig, dtype: torch.dtype) -> int:
     heads = int(getattr(text, "num_key_value_heads", None) or queries)
     size = int(getattr(text, "head_dim", None) or text.hidden_size // queries)
     return 2 * int(text.num_hidden_layers or 1) * heads * size * dtype.itemsize
-
-
-def _can_share(config: PreTrainedConfig) -> bool:
-    """Return whether attention follows the given mask and positions: no sliding window."""
-    return config.model_type in _SHARING and set(getattr(config, "layer_types", None) or ()) <= {
-        "full_attention"
-    }
 
 
 def _best_device() -> str:

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
+from echo_node.engine.attention_masks import tree_masks
+from echo_node.models.families import check_family, read_config
+from echo_node.trainer.output_head import OutputHead
 from echo_node.trainer.tree_packing import PackedRows
 
 
@@ -23,29 +27,24 @@ class Policy(nn.Module):
     def __init__(self, model: Any, vocab_size: int, temperature: float, *, narrow: bool) -> None:
         super().__init__()
         self.body: nn.Module = model.base_model
-        self.head: nn.Module = model.get_output_embeddings()
-        self._vocab_size = vocab_size or model.config.vocab_size
-        self._temperature = temperature
+        self.head = OutputHead(model, vocab_size, temperature)
+        self._config = model.config
         self._narrow = narrow  # matmuls in bf16; the softmax stays in float32
 
     def forward(self, packed: PackedRows) -> tuple[Tensor, Tensor]:
         """Return the log-probability and the entropy at each sampled token, both [B, T]."""
+        masks = tree_masks(self._config, packed.seen, packed.position_ids, torch.float32)
         with torch.autocast(packed.ids.device.type, torch.bfloat16, enabled=self._narrow):
             states: Tensor = self.body(
                 input_ids=packed.ids,
                 position_ids=packed.position_ids,
-                attention_mask=packed.attention,
+                attention_mask=masks,
                 use_cache=False,
             ).last_hidden_state
             # Only positions that predict a sampled token go through the output head.
-            logits: Tensor = self.head(states.flatten(0, 1)[packed.sources[packed.mask]])
-        all_log_probs = torch.log_softmax(logits[:, : self._vocab_size].float() / self._temperature, dim=-1)
-        log_probs, entropies = (
-            all_log_probs.new_zeros(packed.mask.shape),
-            all_log_probs.new_zeros(packed.mask.shape),
-        )
-        log_probs[packed.mask] = all_log_probs.gather(1, packed.targets[packed.mask][:, None]).squeeze(1)
-        entropies[packed.mask] = -(all_log_probs.exp() * all_log_probs).sum(dim=-1)
+            found = self.head(states.flatten(0, 1)[packed.sources[packed.mask]], packed.targets[packed.mask])
+        log_probs, entropies = (each.new_zeros(packed.mask.shape) for each in found)
+        log_probs[packed.mask], entropies[packed.mask] = found
         return log_probs, entropies
 
     def layers(self) -> list[nn.Module]:
@@ -54,15 +53,18 @@ class Policy(nn.Module):
 
 
 def open_model(folder: Path, device: torch.device, *, recompute: bool) -> Any:
-    """Load the model of a folder, in float32, without dropout.
+    """Load the model of a folder, in float32, without dropout; refuse one of another family.
 
     With `recompute` only the inputs of each block are kept for the backward pass.
     """
+    family = check_family(read_config(folder))
+    # Whatever a config.json asks for, attention is transformers' own, no kernel from a hub.
+    can_sdpa = getattr(transformers, family.architecture)._supports_sdpa  # noqa: SLF001 - no public name for it
     disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
-        attn_implementation="sdpa",
+        attn_implementation="sdpa" if can_sdpa else "eager",
         local_files_only=True,
         trust_remote_code=False,
         use_safetensors=True,

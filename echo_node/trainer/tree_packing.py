@@ -2,7 +2,7 @@
 
 A row is a tree of tokens: the prompt is its trunk, and prefixes that completions of the group share
 are there, and computed, once. Each token attends to its own ancestors and has the position that it
-would have alone, so the sharing changes no value.
+would have alone, so the sharing changes no value; a family's sliding windows are cut from the tree.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
     from torch import Tensor
-
-UNSEEN = float(np.finfo(np.float32).min)  # added to attention scores that are masked out
 
 
 class SampledCompletion(NamedTuple):
@@ -101,8 +99,8 @@ class Row:
             Branch(sources, list(ids), mu, advantage, self._current, self._sigma, self._gap_cap)
         )
 
-    def attention_mask(self) -> NDArray[np.bool_]:
-        """Return the mask [places, places]: each place sees its ancestors and itself."""
+    def ancestors(self) -> NDArray[np.bool_]:
+        """Return [places, places]: true at the ancestors of each place, and at itself."""
         seen = np.eye(len(self), dtype=np.bool_)
         for place, parent in enumerate(self.parents[1:], start=1):
             seen[place] |= seen[parent]
@@ -113,14 +111,14 @@ class Row:
 class PackedRows:
     """R rows of L places, and the B completions of at most T tokens that they hold.
 
-    `ids` and `position_ids` are [R, L], `attention` is [R, 1, L, L] and added to the scores;
-    `sources`, the flat place that each token is predicted from, `targets`, `mu` and `mask` are [B,
-    T]; `advantage`, `current`, `sigma` and `gap_cap` are [B].
+    `ids` and `position_ids` are [R, L]; `seen` is [R, L, L], true where a place has another as its
+    ancestor; `sources`, the flat place that each token is predicted from, `targets`, `mu` and
+    `mask` are [B, T]; `advantage`, `current`, `sigma` and `gap_cap` are [B].
     """
 
     ids: Tensor
     position_ids: Tensor
-    attention: Tensor
+    seen: Tensor
     sources: Tensor
     targets: Tensor
     mu: Tensor
@@ -175,7 +173,7 @@ def pack(rows: Sequence[Row], device: torch.device) -> PackedRows:
     for number, row in enumerate(rows):
         ids[number, : len(row)] = row.ids
         position_ids[number, : len(row)] = row.positions
-        seen[number, : len(row), : len(row)] = row.attention_mask()
+        seen[number, : len(row), : len(row)] = row.ancestors()
 
     sources, targets = np.zeros((2, len(branches), tokens), np.int64)
     mu, mask = np.zeros(targets.shape, np.float32), np.zeros(targets.shape, np.bool_)
@@ -188,7 +186,6 @@ def pack(rows: Sequence[Row], device: torch.device) -> PackedRows:
     current = np.array([branch.current for _, branch in branches], np.bool_)
     sigma = np.array([branch.sigma for _, branch in branches], np.float32)
     gap_cap = np.array([branch.gap_cap for _, branch in branches], np.float32)
-    attention = np.where(seen, np.float32(0.0), np.float32(UNSEEN))[:, None]
 
     def to_device(array: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(array).to(device)
@@ -196,7 +193,7 @@ def pack(rows: Sequence[Row], device: torch.device) -> PackedRows:
     return PackedRows(
         ids=to_device(ids),
         position_ids=to_device(position_ids),
-        attention=to_device(attention),
+        seen=to_device(seen),
         sources=to_device(sources),
         targets=to_device(targets),
         mu=to_device(mu),

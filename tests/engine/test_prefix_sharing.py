@@ -40,27 +40,23 @@ def test_what_has_nothing_in_common_or_is_alone_shares_no_row():
     )  # the first id of one is asked about
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3"])
-def test_a_shared_row_gives_the_numbers_of_one_by_one(family, tmp_path):
-    decoder = TorchDecoder(models.folder(tmp_path, family), device="cpu", threads=1)
+WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [("Llama", {}), ("Qwen2", {}), ("Qwen3", {}), ("Qwen2", WINDOW), ("Mistral", {"sliding_window": 3})],
+)
+def test_a_shared_row_gives_the_numbers_of_one_by_one(family, settings, tmp_path, monkeypatch):
+    decoder = TorchDecoder(models.folder(tmp_path, family, **settings), device="cpu", threads=1)
     decoder.load(models.weights(tmp_path))
-    assert decoder._shares
+    shared, score_shared = [], decoder._score_shared
+    monkeypatch.setattr(decoder, "_score_shared", lambda row: shared.append(row) or score_shared(row))
     draws = np.random.default_rng(1)
     prompt = draws.integers(0, 32, 7)
     sequences = [np.concatenate((prompt, draws.integers(0, 32, size))) for size in (9, 1, 5)]
     keep = [10, 1, 3]
     together = decoder.score_many(sequences, keep)
+    assert len(shared) == 1
     one_by_one = [decoder.score(ids, last) for ids, last in zip(sequences, keep, strict=True)]
     np.testing.assert_allclose(together, np.concatenate(one_by_one), rtol=0, atol=2e-5)
-
-
-def test_a_model_with_a_sliding_window_is_scored_without_sharing(tmp_path):
-    settings = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-    decoder = TorchDecoder(models.folder(tmp_path, "Qwen2", **settings), device="cpu", threads=1)
-    decoder.load(models.weights(tmp_path))
-    assert not decoder._shares
-    sequences = [np.arange(12), np.concatenate((np.arange(8), [20, 21]))]
-    one_by_one = [decoder.score(ids, 4) for ids in sequences]
-    np.testing.assert_allclose(
-        decoder.score_many(sequences, [4, 4]), np.concatenate(one_by_one), rtol=0, atol=2e-5
-    )

@@ -1,0 +1,48 @@
+"""Attention masks for rows of token trees, in the form that a family's layers take.
+
+A mask that is given to transformers whole replaces the one that it would make, sliding windows
+included. So windows are cut here, by the distance between positions, not between places.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from echo_node.models.families import FAMILIES
+
+FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
+
+
+def tree_masks(
+    config: Any, seen: Tensor, positions: Tensor, dtype: torch.dtype
+) -> Tensor | dict[str, Tensor]:
+    """Return what a model of this configuration takes as `attention_mask`.
+
+    `seen` is [rows, places, places] and says which places a place has before it or is; `positions`
+    is [rows, places]. Masks are added to attention scores. A family whose layers differ takes one
+    mask per type of layer.
+    """
+    attention = FAMILIES[config.model_type].attention
+    window: Any = getattr(config, "sliding_window", None)
+    if attention == "full" or (attention == "window" and window is None):
+        return _added(seen, dtype)
+    if attention == "window":
+        return _added(seen & _near(positions, window), dtype)
+    masks = {FULL: _added(seen, dtype)}
+    if SLIDING in config.layer_types:
+        masks[SLIDING] = _added(seen & _near(positions, window), dtype)
+    return masks
+
+
+def _near(positions: Tensor, window: int) -> Tensor:
+    return positions[:, :, None] - positions[:, None, :] < window
+
+
+def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return zeros where something is seen, and elsewhere the least number of the type."""
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]

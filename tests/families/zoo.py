@@ -1,0 +1,111 @@
+"""Tiny random models of every family: windows that bite, odd head sizes, saturated soft caps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 6.0, "original_max_position_embeddings": 16}
+WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+SCALES = {
+    "logits_scaling": 0.4,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.2,
+}
+VOCABULARY = 97
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 96,
+    "bos_token_id": None,
+    "eos_token_id": 3,
+    "pad_token_id": None,
+}
+GEMMA = {"head_dim": 20, "tie_word_embeddings": True}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"head_dim": 20, "attention_bias": True, "mlp_bias": True}),
+    "llama, tied, llama-3 positions": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2, untied, yarn": ("Qwen2", {"tie_word_embeddings": False, "rope_parameters": YARN}),
+    "qwen2, windows": ("Qwen2", WINDOW),
+    "qwen3": ("Qwen3", {"head_dim": 20, "tie_word_embeddings": True}),
+    "qwen3, untied, windows": ("Qwen3", {"head_dim": 12, "tie_word_embeddings": False, **WINDOW}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 10}),
+    "mistral, window": ("Mistral", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "phi3": ("Phi3", {"sliding_window": None, "tie_word_embeddings": True}),
+    "phi3, window": ("Phi3", {"sliding_window": 9}),
+    "gemma": ("Gemma", GEMMA),
+    "gemma2": (
+        "Gemma2",
+        {
+            **GEMMA,
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 12.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    "gemma3_text": (
+        "Gemma3Text",
+        {
+            **GEMMA,
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 20,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    "granite": ("Granite", SCALES),
+    "granite, tied": ("Granite", {**SCALES, "tie_word_embeddings": True}),
+    "olmo2": ("Olmo2", {}),
+    "olmo2, tied": ("Olmo2", {"tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {"tie_word_embeddings": True}),
+    "smollm3, untied": ("SmolLM3", {"tie_word_embeddings": False, "head_dim": 10}),
+    "gpt2": ("GPT2", {"n_embd": 64}),
+}
+
+
+REFUSED_BY_LLAMA = {
+    "qwen2, windows": "slides over a window of 7 tokens",
+    "qwen3, untied, windows": "slides over a window of 7 tokens",
+    "olmo2, tied": "whose output is tied",
+    "gpt2": "a model of type 'gpt2'",
+}
+REFUSED_AS_F32 = dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "rounds the activation")
+
+
+def make(at: Path, name: str, seed: int = 0, **changes: Any) -> Path:
+    """Write the folder of one of the models."""
+    kind, settings = MODELS[name]
+    config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **settings, **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    draws = torch.Generator().manual_seed(seed)
+    norm = 0.0 if kind.startswith("Gemma") else 1.0  # the gemmas add 1 themselves
+    with torch.no_grad():
+        for own, weight in model.named_parameters():
+            scale = 0.3 if weight.ndim == 1 else 1.5 / weight.shape[-1] ** 0.5
+            if "q_proj" in own and (cap := getattr(config, "attn_logit_softcapping", None)):
+                scale *= cap / 2  # attention scores as large as their soft cap
+            if weight.shape[0] == VOCABULARY and (cap := getattr(config, "final_logit_softcapping", None)):
+                scale *= cap / 1.5  # logits as large as theirs
+            weight.copy_(torch.randn(weight.shape, generator=draws) * scale)
+            if weight.ndim == 1 and "bias" not in own:
+                weight.add_(norm)
+    model.to(torch.bfloat16).save_pretrained(at)
+    return at
