@@ -142,7 +142,8 @@ class _Session:
         options = self._options
         return SwarmSettings(
             listen=options.listen,
-            seeds=tuple(dict.fromkeys((*options.seeds, *seeds))),
+            seeds=options.seeds,
+            run_seeds=seeds,
             book=self._place.book,
             lan=options.lan,
             announce=options.announce,

@@ -11,7 +11,7 @@ import logging
 import re
 import socket
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -34,6 +34,7 @@ from multiaddr import Multiaddr
 
 from echo_node.errors import ConfigError, EchoError, boundary
 from echo_node.net import libp2p_patches
+from echo_node.net.discovery.address_door import USER, AddressDoor, Teller
 from echo_node.net.identify import (
     ENDED,
     IDENTIFY,
@@ -113,11 +114,39 @@ class HardHost(BasicHost):
         """Return whether the peer is connected through relays only."""
         return not self.direct(peer) and bool(self.swarm.get_connections(peer))
 
+    @property
+    def door(self) -> AddressDoor:
+        """The one door for addresses of peers."""
+        return self.swarm.door
+
     async def connect(self, peer_info: PeerInfo) -> None:
-        """Connect to a peer; the library's own accepts a closed connection."""
-        self.peerstore.add_addrs(peer_info.peer_id, peer_info.addrs, ADDRESS_SECONDS)
-        await self.swarm.dial_peer(peer_info.peer_id)
-        self._schedule_identify(peer_info.peer_id, reason="connect")
+        """Connect to a peer at addresses that the user named.
+
+        The library's own accepts a closed connection.
+        """
+        self.keep_addresses(peer_info.peer_id, peer_info.addrs, USER, seconds=ADDRESS_SECONDS)
+        await self.connect_known(peer_info.peer_id)
+
+    async def connect_known(self, peer: ID) -> None:
+        """Connect to a peer at addresses that are in the peerstore."""
+        await self.swarm.dial_peer(peer)
+        self._schedule_identify(peer, reason="connect")
+
+    def admit_own(self, peer: ID, addresses: Iterable[Multiaddr]) -> list[Multiaddr]:
+        """Return the addresses that a connected peer may name for itself."""
+        told = self.door.admit(key_of(peer) or b"", map(str, addresses), self.swarm.teller(peer))
+        return [Multiaddr(each) for each in told]
+
+    def keep_addresses(
+        self, peer: ID, addresses: Iterable[Multiaddr | str], teller: Teller, *, seconds: int
+    ) -> list[str]:
+        """Store the addresses of a peer that its teller may name; return those."""
+        public = key_of(peer)
+        if public is None:
+            return []
+        admitted = self.door.admit(public, map(str, addresses), teller)
+        self.swarm.store.keep(peer, [Multiaddr(each) for each in admitted], seconds)
+        return admitted
 
     def get_addrs(self) -> list[Multiaddr]:
         """Return the advertised addresses; the library's own cuts a circuit to its relay."""
@@ -228,7 +257,11 @@ def build_host(identity: Identity, *, connections: int = CONNECTIONS) -> HardHos
         secure_transports_by_protocol={NOISE: noise}, muxer_transports_by_protocol={TProtocol(YAMUX): Yamux}
     )
     me = id_of(identity.public)
-    store = BoundedPeerStore(pinned=lambda peer: peer == me or peer in swarm.connections)
+
+    def admit_own(peer: ID, addresses: Sequence[Multiaddr]) -> list[Multiaddr]:
+        return host.admit_own(peer, addresses)
+
+    store = BoundedPeerStore(lambda peer: peer == me or peer in swarm.connections, admit_own)
     config = ConnectionConfig(
         max_connections=connections,
         min_connections=0,
@@ -245,8 +278,10 @@ def build_host(identity: Identity, *, connections: int = CONNECTIONS) -> HardHos
         retry_config=RetryConfig(max_retries=0),
         connection_config=config,
     )
+    swarm.door, swarm.store = AddressDoor(), store
     store.add_key_pair(me, keys)
-    return HardHost(swarm)
+    host = HardHost(swarm)
+    return host
 
 
 @asynccontextmanager

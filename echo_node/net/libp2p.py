@@ -22,7 +22,6 @@ from typing import Final
 import trio
 from libp2p.abc import INetConn
 from libp2p.peer.id import ID
-from libp2p.peer.peerinfo import PeerInfo
 from multiaddr import Multiaddr
 
 from echo_node.errors import DefectError, StoreError
@@ -40,18 +39,18 @@ from echo_node.net.base import (
 from echo_node.net.blobs.bulk_server import BulkPort, open_port
 from echo_node.net.dht.kademlia import Dht
 from echo_node.net.discovery.address_book import AddressBook
-from echo_node.net.discovery.connection_events import remote_of, watch_connections
+from echo_node.net.discovery.connection_events import watch_connections
 from echo_node.net.discovery.dialer import Dialer
 from echo_node.net.discovery.mdns import MdnsDiscovery
-from echo_node.net.discovery.seeds import parse_seeds
+from echo_node.net.discovery.seeds import parse_seeds, parse_valid_seeds
 from echo_node.net.discovery.version_check import VersionCheck
 from echo_node.net.gossip.router import Gossip
 from echo_node.net.handler_guard import check_bytes, check_name
-from echo_node.net.host import HardHost, build_host, running
+from echo_node.net.host import ADDRESS_SECONDS, HardHost, build_host, running
 from echo_node.net.reachability.reachability import Reachability
 from echo_node.net.request_response import RequestResponse
 from echo_node.net.subscription import Subscription
-from echo_node.net.swarm import BROKEN, id_of, key_of
+from echo_node.net.swarm import BROKEN, id_of, key_of, remote_of
 from echo_node.net.swarm_settings import SwarmSettings
 from protocol import Identity, limits, peer_id, topics
 
@@ -104,6 +103,7 @@ class Libp2pNetwork:
         self._dialer = Dialer(
             host,
             seeds=parse_seeds(settings.seeds),
+            run_seeds=parse_valid_seeds(settings.run_seeds),
             book=book,
             lan=lan,
             wanted=settings.wanted,
@@ -322,21 +322,21 @@ class Libp2pNetwork:
             raise RequestError("unknown-peer", "unknown peer: this node itself")
         if peer in self._connected:
             return
-        addresses = tuple(self._host.addresses_of(id_of(peer))) or await self._dht.find_peer(peer)
-        if not addresses:
+        if not (self._host.addresses_of(id_of(peer)) or await self._dht.find_peer(peer)):
             raise RequestError("unknown-peer", f"no address of {peer_id(peer)} is known")
         try:
             with trio.fail_after(DIAL_SECONDS):
-                await self._host.connect(PeerInfo(id_of(peer), list(addresses)))
+                await self._host.connect_known(id_of(peer))
         except BROKEN as error:
             raise RequestError("unreachable", f"{peer_id(peer)} cannot be dialled: {error}") from error
 
     async def _dial_provider(self, peer: bytes, addresses: tuple[Multiaddr, ...]) -> bool:
-        """Return whether an announced provider can be dialled."""
+        """Return whether an announced provider can be dialled at its admitted addresses."""
         try:
             if peer not in self._connected:
+                self._host.swarm.store.keep(id_of(peer), addresses, ADDRESS_SECONDS)
                 with trio.fail_after(FOUND_SECONDS):
-                    await self._host.connect(PeerInfo(id_of(peer), list(addresses)))
+                    await self._host.connect_known(id_of(peer))
         except BROKEN as error:
             _log.debug("provider %s cannot be dialled: %r", peer_id(peer), error)
             return False

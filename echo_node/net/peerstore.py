@@ -23,12 +23,18 @@ ADDRESSES: Final = 2 * limits.ADDRESSES
 class BoundedPeerStore(PeerStore):
     """The library's peerstore with enforced limits.
 
-    `pinned` tells whether a peer is kept, expired or not.
+    `pinned` tells whether a peer is kept, expired or not; `admit` returns the addresses that a peer
+    may name for itself, for those that the library adds by itself from identify messages.
     """
 
-    def __init__(self, pinned: Callable[[ID], bool] = lambda _peer: False) -> None:
+    def __init__(
+        self,
+        pinned: Callable[[ID], bool] = lambda _peer: False,
+        admit: Callable[[ID, Sequence[Multiaddr]], Sequence[Multiaddr]] = lambda _peer, addresses: addresses,
+    ) -> None:
         super().__init__(max_records=PEERS, max_peers=PEERS)
         self._pinned = pinned
+        self._admit = admit
 
     def addrs(self, peer_id: ID) -> list[Multiaddr]:
         """Return the unexpired addresses of a peer."""
@@ -43,7 +49,11 @@ class BoundedPeerStore(PeerStore):
         return [] if data is None else list(data.get_protocols())
 
     def add_addrs(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int = 0) -> None:
-        """Add addresses up to the limit; earlier ones stay."""
+        """Add addresses that the peer names for itself, as far as they are admitted."""
+        self.keep(peer_id, self._admit(peer_id, addrs), ttl)
+
+    def keep(self, peer_id: ID, addrs: Sequence[Multiaddr], ttl: int) -> None:
+        """Add admitted addresses up to the limit; earlier ones stay."""
         data = self.peer_data_map.get(peer_id)
         known = data.get_addrs() if data is not None else []
         new = [each for each in dict.fromkeys(addrs) if each not in known]

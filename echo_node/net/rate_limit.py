@@ -34,6 +34,10 @@ class TokenBucket:
         """Return tokens that were reserved and not used."""
         self._empty_at -= cost / self._rate
 
+    def has(self, cost: float = 1.0) -> bool:
+        """Return whether all of the cost is in the bucket, up to rounding."""
+        return trio.current_time() - self._empty_at >= 0.999 * cost / self._rate
+
     async def wait(self, cost: float = 1.0) -> None:
         """Take tokens and wait until they are paid; a cancelled wait still takes them."""
         await trio.sleep_until(self.reserve(cost))

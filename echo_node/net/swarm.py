@@ -26,6 +26,10 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from echo_node.errors import EchoError, PeerError, boundary
+from echo_node.net.discovery.address_door import UNKNOWN, AddressDoor, Teller, Trust, is_name
+from echo_node.net.discovery.address_scope import Scope, of_socket, scope_of_ip, without_peer
+from echo_node.net.discovery.seeds import numbers_of
+from echo_node.net.peerstore import BoundedPeerStore
 from echo_node.net.reachability import multiaddrs
 from protocol.identity import PEER_ID_BYTES, peer_id_bytes
 
@@ -55,6 +59,14 @@ def key_of(peer: ID) -> bytes | None:
     return binary[-32:] if len(binary) == PEER_ID_BYTES and binary == peer_id_bytes(binary[-32:]) else None
 
 
+def remote_of(connection: INetConn) -> tuple[str, int] | None:
+    """Return IP address and port of the other end; None behind a relay."""
+    if connection.get_connection_type() is ConnectionType.RELAYED:
+        return None
+    found: tuple[str, int] | None = connection.muxed_conn.get_remote_address()  # type: ignore[attr-defined]
+    return found
+
+
 class _NoAutoConnector(AutoConnector):
     """Dial nobody: the library's own dials many unverified addresses."""
 
@@ -77,7 +89,11 @@ class _PendingHandshake:
 
 
 class HardSwarm(Swarm):
-    """A swarm that dials every address and forgets ended inbound connections."""
+    """A swarm that dials what its door admits and forgets ended inbound connections."""
+
+    door: AddressDoor
+    """The one door for addresses, and the peerstore behind it, both set by `build_host`."""
+    store: BoundedPeerStore
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
@@ -107,7 +123,7 @@ class HardSwarm(Swarm):
             await self._ongoing_dials[peer_id].wait()
         if live := self.direct(peer_id):
             return live[0]
-        known = [*hints, *self._usable(peer_id)]
+        known = [*self._allowed(peer_id, hints), *self._usable(peer_id)]
         direct = [each for each in known if not multiaddrs.is_circuit(each)][:ADDRESSES_TO_DIAL]
         if not direct or peer_id in self._ongoing_dials:
             raise SwarmException(f"no direct address of {peer_id}")
@@ -117,6 +133,21 @@ class HardSwarm(Swarm):
         """Return the connections to the peer that use no relay."""
         conns = self.get_connections(peer_id)
         return [conn for conn in conns if conn.get_connection_type() is not ConnectionType.RELAYED]
+
+    def teller(self, peer_id: ID) -> Teller:
+        """Return the peer as a teller of addresses, by the nearest of its open connections.
+
+        Keys of one network share one budget; on this machine, where all do, each key has its own.
+        """
+        remotes = [remote_of(conn) for conn in self.get_connections(peer_id)]
+        met = [(scope_of_ip(remote[0]), remote[0]) for remote in remotes if remote is not None]
+        known = [each for each in met if each[0] is not Scope.NOWHERE]
+        if not known:
+            return Teller(Trust.PEER, Scope.PUBLIC, str(peer_id)) if remotes else UNKNOWN
+        nearest, host = min(known)
+        ip = multiaddrs.ip(host)
+        budget = str(peer_id) if nearest is Scope.LOOPBACK or ip is None else multiaddrs.network(ip)
+        return Teller(Trust.PEER, nearest, budget)
 
     async def _dial_once(self, peer_id: ID, to: Sequence[Multiaddr]) -> INetConn:
         self._ongoing_dials[peer_id] = done = trio.Event()
@@ -136,10 +167,42 @@ class HardSwarm(Swarm):
         return [*direct[: ADDRESSES_TO_DIAL - min(2, len(circuits))], *circuits][:ADDRESSES_TO_DIAL]
 
     def _usable(self, peer_id: ID) -> list[Multiaddr]:
-        known = self.peerstore.addrs(peer_id)
+        return self._allowed(peer_id, self.peerstore.addrs(peer_id))
+
+    def _allowed(self, peer_id: ID, known: Sequence[Multiaddr]) -> list[Multiaddr]:
+        """Return the addresses that the door allows, each once, with the peer's id."""
+        public = key_of(peer_id)
+        if public is None:
+            return []
         whole = [each for each in (multiaddrs.to(each, peer_id) for each in known) if each is not None]
-        unique = {str(each): each for each in whole}
-        return [each for each in unique.values() if self.transport_manager.transport_for_dialing(each)]
+        unique = {without_peer(str(each), public): each for each in whole}
+        return [
+            each
+            for text, each in unique.items()
+            if self.door.allows(public, text) and self.transport_manager.transport_for_dialing(each)
+        ]
+
+    async def _dial_admitted(self, address: Multiaddr, peer_id: ID) -> INetConn:
+        """Dial an address once, if the door lets it through, which it counts."""
+        public = key_of(peer_id)
+        text = without_peer(str(address), public or b"")
+        if public is None or not self.door.take(public, text):
+            raise SwarmException("the address was not admitted, or has no tries left")
+        if is_name(text):
+            text = await self._resolved(public, text)
+            address = Multiaddr(f"{text}/p2p/{peer_id}")
+        connection = await self._dial_addr_single_attempt(address, peer_id)
+        self.door.reached(public, text)
+        return connection
+
+    async def _resolved(self, public: bytes, name: str) -> str:
+        """Resolve a name to an address that its teller may name, and count that dial too."""
+        _, kind, host, _, port = name.split("/")
+        numbers = [of_socket(ip, int(port)) for ip in await numbers_of(host, int(port), kind)]
+        for found in self.door.admit_resolved(public, name, numbers):
+            if self.door.take(public, found):
+                return found
+        raise SwarmException("the name leads to no address that its teller may name")
 
     async def _dial_first(self, peer_id: ID, to: Sequence[Multiaddr]) -> INetConn:
         found: list[INetConn] = []
@@ -155,7 +218,7 @@ class HardSwarm(Swarm):
                         boundary(DialError, str(address)),
                         trio.fail_after(self.connection_config.dial_timeout),
                     ):
-                        found.append(await self._dial_addr_single_attempt(address, peer_id))
+                        found.append(await self._dial_admitted(address, peer_id))
                 nursery.cancel_scope.cancel()
             except (EchoError, ExceptionGroup) as error:
                 root = error.__cause__ or error

@@ -25,6 +25,9 @@ class SwarmSettings:
 
     listen: tuple[str, ...] = ("/ip4/0.0.0.0/tcp/0",)
     seeds: tuple[str, ...] = ()
+    """Seeds that the user named."""
+    run_seeds: tuple[str, ...] = ()
+    """Seeds of a link or a manifest, which its author named: see `address_door.run_teller`."""
     book: Path | None = None
     """File in which good peers are kept across restarts; None keeps them in memory."""
     lan: bool = False

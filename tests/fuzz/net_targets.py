@@ -216,7 +216,7 @@ _HOPS: Final = [
 _SLOT: Final = HopMessage(
     type=HopMessage.STATUS,
     status=Status.OK,
-    reservation=Reservation(expire=2_000_000_000, addrs=[Multiaddr("/ip4/192.0.2.9/tcp/9").to_bytes()]),
+    reservation=Reservation(expire=2_000_000_000, addrs=[Multiaddr("/ip4/203.0.114.7/tcp/4001").to_bytes()]),
     limit=Limit(duration=60, data=1 << 20),
 )
 _CALL: Final = StopMessage(type=StopMessage.CONNECT, peer=PeerId(id=id_of(bytes(32)).to_bytes()))

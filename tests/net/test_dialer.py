@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import trio
 from libp2p.network.exceptions import SwarmException
-from multiaddr import Multiaddr
 
 from echo_node.net.discovery import dialer as discovery_module
 from echo_node.net.discovery.address_book import AddressBook
+from echo_node.net.discovery.address_door import UNKNOWN, USER
+from echo_node.net.discovery.address_scope import Scope
 from echo_node.net.discovery.dial_queue import Source
 from echo_node.net.discovery.dialer import BRIEF_SECONDS, DIALS, MOST, WANTED
 from echo_node.net.discovery.seeds import parse_seed
@@ -156,7 +158,12 @@ async def test_a_node_never_dials_itself():
 
 async def test_a_peer_that_the_dht_finds_is_tried():
     async with searching() as other, searching() as node:
-        node.discovery.suggest(other.public, [f"{other.address}/p2p/{other.identity.peer_id}"], "the DHT")
+        ways = node.host.door.admit(
+            other.public,
+            [f"{other.address}/p2p/{other.identity.peer_id}"],
+            replace(UNKNOWN, met=Scope.LOOPBACK),
+        )
+        node.discovery.suggest(other.public, ways, "the DHT")
         await until(lambda: other.public in node.peers())
         assert node.discovery.counts["suggested by the DHT"] == 1
         await until(lambda: node.discovery.known()[other.public] == (other.address,))
@@ -218,7 +225,7 @@ async def test_strangers_of_other_languages_are_neither_written_down_nor_told(tm
         searching(book=book) as node,
         searching(seeds=[node.seed]) as friend,
     ):
-        stranger.get_peerstore().add_addrs(id_of(node.public), [Multiaddr(node.address)], 60)
+        stranger.keep_addresses(id_of(node.public), [node.address], USER, seconds=60)
         await stranger.get_network().dial_peer(id_of(node.public))
         await until(lambda: len(node.peers()) == 2)
         await until(lambda: friend.public in {entry.public for entry in book})

@@ -25,6 +25,7 @@ from multiaddr import Multiaddr
 from echo_node.net import host, identify, peerstore, request_response
 from echo_node.net import swarm as swarm_module
 from echo_node.net.base import RequestError
+from echo_node.net.discovery.address_door import USER
 from echo_node.net.gossip import mesh
 from echo_node.net.gossip.wire import PROTOCOL_ID as GOSSIP
 from echo_node.net.gossip.wire import Control, Published, write_frame, write_length
@@ -549,8 +550,7 @@ async def test_who_breaks_the_handshake_when_it_is_dialled_is_not_there_and_no_m
         (listener,) = await nursery.start(partial(trio.serve_tcp, serve, 0, host="127.0.0.1"))
         port = listener.socket.getsockname()[1]
         nobody = Identity(b"x" * 32).public
-        store = here.victim.host.get_peerstore()
-        store.add_addrs(id_of(nobody), [Multiaddr(f"/ip4/127.0.0.1/tcp/{port}")], 60)
+        here.victim.host.keep_addresses(id_of(nobody), [f"/ip4/127.0.0.1/tcp/{port}"], USER, seconds=60)
         with pytest.raises(RequestError) as caught:
             await here.victim.request(nobody, STREAM, b"", deadline=SOON, most=1)
         assert caught.value.reason == "unreachable"

@@ -82,7 +82,9 @@ async def test_who_asks_again_at_once_is_refused(autojump_clock):  # noqa: ARG00
 
 async def test_a_teller_whose_peers_are_all_dead_is_asked_last():
     liar, honest = OTHERS[:2]
-    schedule = PeerExchangeSchedule(exchange({}), DialQueue(ME, lambda: 0.0))
+    schedule = PeerExchangeSchedule(
+        exchange({}), DialQueue(ME, lambda: 0.0), lambda _teller, _peer, ways: ways
+    )
     assert set(schedule.order([liar, honest], now=1.0)) == {liar, honest}
     schedule._referrers[liar].named = 2
     schedule.count_dead(liar)
@@ -151,7 +153,9 @@ async def test_ten_thousand_addresses_cost_little_and_leave_nothing():
         return [
             PeerPlace(
                 key,
-                tuple(f"/ip4/127.0.0.1/tcp/{1 + next(fresh) % 1000}" for _ in range(limits.PEER_ADDRESSES)),
+                tuple(
+                    f"/ip4/127.0.0.1/tcp/{1_024 + next(fresh) % 1000}" for _ in range(limits.PEER_ADDRESSES)
+                ),
             )
             for key in keys
         ]

@@ -22,12 +22,14 @@ from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, PeerId, Status, S
 from libp2p.transport.exceptions import OpenConnectionError
 from multiaddr import Multiaddr
 
+from echo_node.net.discovery.address_door import USER
 from echo_node.net.host import build_host, running
 from echo_node.net.reachability import autonat, multiaddrs, reachability
 from echo_node.net.reachability.autonat import AutoNat
 from echo_node.net.reachability.circuit import HOP, STOP, RelayError, read_message, write_message
 from echo_node.net.reachability.reachability import Reachability
 from echo_node.net.reachability.relay import Bounds, Relay
+from echo_node.net.swarm import key_of
 from protocol import Identity
 from tests.net.behaviour import until
 from tests.net.namespaces import internet
@@ -272,7 +274,9 @@ async def test_a_direct_way_is_preferred_and_ends_the_being_relayed():
     async with relayed() as (_, middle, caller, target), trio.open_nursery():
         await through(caller, middle, target)
         await target.swarm.listen(Multiaddr(LOOPBACK))
-        await caller.swarm.dial_direct(target.get_id(), target.get_transport_addrs())
+        ways = target.get_transport_addrs()
+        caller.door.admit(key_of(target.get_id()), map(str, ways), USER)
+        await caller.swarm.dial_direct(target.get_id(), ways)
         assert not caller.is_relayed(target.get_id())
         stream = await caller.new_stream(target.get_id(), [ECHO])
         assert stream.get_remote_address() is not None, "the stream went over the direct connection"

@@ -17,6 +17,7 @@ from echo_node.errors import PeerError, boundary
 from echo_node.net.base import Network, RequestError
 from echo_node.net.blobs.bulk_sockets import run_with_socket, to_blocking
 from echo_node.net.blobs.bulk_tls import check_pin, client_tls
+from echo_node.net.discovery.address_door import port_may_be_dialled
 from protocol import ProtocolError, decode, encode, limits, peer_id, topics
 from protocol.blob import BulkAsk, BulkOffer, Slice, bulk_pass
 
@@ -52,6 +53,8 @@ async def read_bulk(
         raise NoBulkPortError(f"no direct connection to {peer_id(peer)}")
     ask = BulkAsk(tuple(slices))
     offer = await _ask(network, peer, ask)
+    if not port_may_be_dialled(offer.port):
+        raise NoBulkPortError(f"{peer_id(peer)} offers port {offer.port}, which no peer may name")
     connection = await _dial(address, offer.port, peer)
     shown = bulk_pass(offer.token, network.public, ask)
     started: list[bool] = []

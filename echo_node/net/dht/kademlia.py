@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from hashlib import sha256
 from typing import Final
 
@@ -24,6 +25,8 @@ from multiaddr import Multiaddr
 
 from echo_node.net.dht.provider_records import PER_PROVIDER, Providers
 from echo_node.net.dht.wire import MESSAGE_BYTES, Addresses, KadError, KadMessage, read_kad, write_kad
+from echo_node.net.discovery.address_door import UNKNOWN
+from echo_node.net.discovery.address_scope import Scope
 from echo_node.net.gossip.wire import write_length
 from echo_node.net.host import HardHost
 from echo_node.net.peer_scoring import PeerScores
@@ -144,6 +147,8 @@ class Dht:
             report_some((key_of(one), addresses) for one, addresses in answer.providers.items())
             return answer.closer
 
+        for public, addresses in self._providers.of(key).items():  # as admitted when they were told
+            self._host.door.admit(public, map(str, addresses), replace(UNKNOWN, met=Scope.LOOPBACK))
         report_some(self._providers.of(key).items())
         await self._walk(key, ask, lambda: False)
 
@@ -197,7 +202,7 @@ class Dht:
             else:
                 answered.append(peer)
                 self._remember(closer)
-                candidates.update(each for each in closer if each != self._me and key_of(each) is not None)
+                candidates.update(each for each in closer if each != self._me)
             done.set()
 
         async with trio.open_nursery() as nursery:
@@ -218,12 +223,21 @@ class Dht:
         return sorted(answered, key=lambda each: each.xor_id ^ target)[:K]
 
     def _remember(self, peers: Addresses) -> None:
-        """Store the addresses of returned peers; the table takes them once they answered."""
+        """Store admitted addresses; the table takes their peers once they answered."""
         for peer, addresses in peers.items():
             public = key_of(peer)
             if addresses and public and peer != self._me:
-                self._host.peerstore.add_addrs(peer, addresses, ADDRESS_SECONDS)
+                self._host.swarm.store.keep(peer, addresses, ADDRESS_SECONDS)
                 self._suggest(public, map(str, addresses), "the DHT")
+
+    def _admit(self, peers: Addresses, teller: ID) -> Addresses:
+        """Return the peers with the addresses that their teller may name."""
+        told = self._host.swarm.teller(teller)
+        return {
+            peer: tuple(map(Multiaddr, self._host.door.admit(public, map(str, addresses), told)))
+            for peer, addresses in peers.items()
+            if (public := key_of(peer)) is not None
+        }
 
     async def _ask(self, peer: ID, *messages: bytes) -> KadMessage | None:
         """Send messages to a peer; return the response to the last, None if none."""
@@ -239,9 +253,12 @@ class Dht:
             except BROKEN as error:
                 _log.debug("%s did not answer: %r", peer, error)
                 self._table.remove_peer(peer)
-        if answer is not None:
-            await self.add(peer, self._host.addresses_of(peer))
-        return answer
+        if answer is None:
+            return None
+        await self.add(peer, self._host.addresses_of(peer))
+        return replace(
+            answer, closer=self._admit(answer.closer, peer), providers=self._admit(answer.providers, peer)
+        )
 
     async def _converse(self, peer: ID, *messages: bytes) -> KadMessage:
         stream = await self._host.new_stream(peer, [_KAD])
@@ -287,7 +304,7 @@ class Dht:
         if asked.kind == "add-provider":
             if set(asked.providers) != {peer}:
                 raise KadError("an announcement of somebody else")
-            self._providers.add(asked.key, public, asked.providers[peer])
+            self._providers.add(asked.key, public, self._admit(asked.providers, peer)[peer])
             return None
         closer = {
             each: self._table_addresses(each)

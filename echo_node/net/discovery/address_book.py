@@ -119,8 +119,12 @@ class AddressBook:
         self._put(dataclasses.replace(entry, signed=tuple(found)))
 
     def failed(self, public: bytes) -> None:
-        """Record a failed dial of a peer."""
-        if (entry := self._entries.get(public)) is not None:
+        """Record a failed dial of a peer; forget one that was never reached after several."""
+        if (entry := self._entries.get(public)) is None:
+            return
+        if not entry.successes and entry.failures + 1 >= FAILURES_BEFORE_LAST:
+            self.forget(public)
+        else:
             self._put(dataclasses.replace(entry, seen=entry.seen, failures=entry.failures + 1))
 
     def forget(self, public: bytes) -> None:

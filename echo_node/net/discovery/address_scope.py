@@ -1,4 +1,4 @@
-"""Scope of an address: loopback, private, public or not dialable.
+"""Scope of an address: loopback, link, private, shared, public or not dialable.
 
 An address here is the text of a multiaddress without its own peer's id at the end, as it is sent
 and stored. No name is resolved: whatever is not a numeric IP with a TCP port is not dialable.
@@ -21,18 +21,26 @@ _ADDRESS: Final = re.compile(
     r"/ip([46])/([0-9A-Fa-f.:]{2,45})/tcp/([0-9]{1,5})(/p2p/\w{52}/p2p-circuit)?", re.ASCII
 )
 _SHARED: Final = ipaddress.ip_network("100.64.0.0/10")
-"""Carrier-grade NAT: private, though `ipaddress` does not say so."""
+"""Carrier-grade NAT: neither private nor public to `ipaddress`."""
+_TRANSLATED: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
+"""NAT64: the last 32 bits are an IPv4 address, which a gateway dials."""
+_COMPATIBLE: Final = ipaddress.ip_network("::/96")
+"""IPv4-compatible IPv6, long abolished."""
 
 _id_of: Final = functools.lru_cache(1_024)(peer_id)  # base58 takes a quarter of a millisecond
 
 
 class Scope(enum.IntEnum):
-    """From how far away an address can be dialled."""
+    """From how far away an address can be dialled; lower is nearer."""
 
     NOWHERE = 0
     LOOPBACK = 1
-    PRIVATE = 2
-    PUBLIC = 3
+    LINK = 2
+    """IPv4 link-local, 169.254.0.0/16: where machines without DHCP meet, and cloud metadata is."""
+    PRIVATE = 3
+    SHARED = 4
+    """Carrier-grade NAT, 100.64.0.0/10: the customers of one provider."""
+    PUBLIC = 5
 
 
 def scope(address: str) -> Scope:
@@ -51,14 +59,65 @@ def scope_of_ip(text: str, *, version: int | None = None) -> Scope:
         return Scope.NOWHERE
     if version not in {None, ip.version}:
         return Scope.NOWHERE
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
+    if isinstance(ip, ipaddress.IPv4Address):
+        return _scope_of_ip4(ip)
+    if ip.ipv4_mapped is not None:
+        return _scope_of_ip4(ip.ipv4_mapped)
+    return _scope_of_ip6(ip)
+
+
+def _scope_of_ip4(ip: ipaddress.IPv4Address) -> Scope:
     if ip.is_loopback:
         return Scope.LOOPBACK
-    needs_interface = ip.version == 6 and ip.is_link_local
-    if ip.is_unspecified or ip.is_multicast or str(ip) == "255.255.255.255" or needs_interface:
+    # 0.0.0.0/8 is this machine on many systems; 240.0.0.0/4 holds the broadcast address
+    if ip.packed[0] == 0 or ip.is_multicast or ip.packed[0] >= 240:
         return Scope.NOWHERE
-    return Scope.PRIVATE if ip.is_private or (ip.version == 4 and ip in _SHARED) else Scope.PUBLIC
+    if ip.is_link_local:
+        return Scope.LINK
+    if ip in _SHARED:
+        return Scope.SHARED
+    return Scope.PRIVATE if ip.is_private else Scope.PUBLIC
+
+
+def _scope_of_ip6(ip: ipaddress.IPv6Address) -> Scope:
+    if ip.is_loopback:
+        return Scope.LOOPBACK
+    # a link-local address needs an interface as well
+    if ip.is_unspecified or ip.is_multicast or ip.is_link_local or ip.is_site_local or ip in _COMPATIBLE:
+        return Scope.NOWHERE
+    inside = ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
+    if any(ip in network for network in _TRANSLATED):
+        inside = ipaddress.IPv4Address(ip.packed[-4:])
+    if inside is not None:  # an address within: a gateway would dial it, so only a public one counts
+        return Scope.PUBLIC if _scope_of_ip4(inside) is Scope.PUBLIC else Scope.NOWHERE
+    return Scope.PRIVATE if ip.is_private else Scope.PUBLIC
+
+
+def canonical(address: str) -> str | None:
+    """Return the one spelling of an address; None if it cannot be dialled.
+
+    An IPv4-mapped IPv6 address becomes IPv4, and IPv6 and ports lose their leading zeros.
+    """
+    match = _ADDRESS.fullmatch(address) if len(address) <= limits.ADDRESS_BYTES else None
+    if match is None or scope(address) is Scope.NOWHERE:
+        return None
+    ip = ipaddress.ip_address(match[2])
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    ip = mapped or ip
+    return f"/ip{ip.version}/{ip}/tcp/{int(match[3])}{match[4] or ''}"
+
+
+def port_of(address: str) -> int:
+    """Return the TCP port of an address that can be dialled; of a circuit, its relay's."""
+    return int(address.split("/")[4])
+
+
+def relay_of(address: str) -> tuple[str, str] | None:
+    """Return peer id and address of the relay of a circuit; None for a direct address."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not match[4]:
+        return None
+    return match[4].split("/")[2], address.removesuffix(match[4])
 
 
 def subnet_of(address: str) -> str | None:
@@ -82,10 +141,15 @@ def usable(addresses: Iterable[str], public: bytes, *, least: Scope = Scope.LOOP
     for looked_at, address in enumerate(addresses):
         if len(found) == most or looked_at == 8 * most:
             break
-        text = address.removesuffix(f"/p2p/{_id_of(public)}") if "/p2p/" in address[-64:] else address
-        if scope(text) >= least:
-            found[text] = None
+        text = without_peer(address, public)
+        if scope(text) >= least and (one := canonical(text)) is not None:
+            found[one] = None
     return list(found)
+
+
+def without_peer(address: str, public: bytes) -> str:
+    """Return the address without this peer's id at its end."""
+    return address.removesuffix(f"/p2p/{_id_of(public)}") if "/p2p/" in address[-64:] else address
 
 
 def of_socket(ip: str, port: int) -> str:

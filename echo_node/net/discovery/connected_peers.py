@@ -15,8 +15,8 @@ from libp2p.abc import INetConn
 from libp2p.peer.peerstore import PeerStoreError
 
 from echo_node.net.discovery.address_book import AddressBook
-from echo_node.net.discovery.address_scope import Scope, scope_of_ip, usable
-from echo_node.net.discovery.connection_events import dialled_address, remote_of, watch_connections
+from echo_node.net.discovery.address_scope import Scope, usable
+from echo_node.net.discovery.connection_events import dialled_address, watch_connections
 from echo_node.net.host import HardHost
 from echo_node.net.swarm import id_of, key_of
 from protocol import limits
@@ -53,17 +53,9 @@ class ConnectedPeers:
             public: self._addresses[public] for public in self.exchanging() if self._addresses.get(public)
         }
 
-    def narrowest_scope(self, peer: bytes | None = None) -> Scope:
-        """Return the scope that an address needs to mean the same at the peer.
-
-        It is that of the connection between the two; without a peer, the narrowest of all.
-        """
-        network = self._host.get_network()
-        live = network.get_connections() if peer is None else network.get_connections(id_of(peer))
-        remotes = (remote_of(connection) for connection in live)
-        scopes = [scope_of_ip(remote[0]) for remote in remotes if remote is not None]
-        unknown = Scope.PUBLIC if peer is not None or live else Scope.LOOPBACK
-        return min((each for each in scopes if each is not Scope.NOWHERE), default=unknown)
+    def scope_towards(self, peer: bytes) -> Scope:
+        """Return the scope that an address needs to mean the same here and at the peer."""
+        return self._host.swarm.teller(id_of(peer)).met
 
     @contextmanager
     def watch(
@@ -107,7 +99,10 @@ class ConnectedPeers:
             return False  # its addresses have expired; the stored ones stand
         if envelope is None or self._records.get(public) is envelope:
             return False
-        signed = usable(map(str, envelope.record().addrs), public, most=limits.ADDRESSES)
+        told = map(str, envelope.record().addrs)
+        signed = usable(
+            self._host.door.admit(public, told, self._host.swarm.teller(peer)), public, most=limits.ADDRESSES
+        )  # without names, which are dialled while their peer is known and not written down
         live = self._host.get_network().get_connections(peer)
         ways = [way for connection in live if (way := dialled_address(connection)) is not None]
         if public not in self._records:

@@ -6,13 +6,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from libp2p.abc import INetConn, INetStream, INetwork, INotifee
-from libp2p.connection_types import ConnectionType
 from libp2p.rcmgr import Direction
 from multiaddr import Multiaddr
 
 from echo_node.net.discovery.address_scope import of_socket
 from echo_node.net.host import HardHost
-from echo_node.net.swarm import key_of
+from echo_node.net.swarm import key_of, remote_of
 
 
 class _ConnectionNotifee(INotifee):
@@ -42,14 +41,6 @@ class _ConnectionNotifee(INotifee):
     async def listen(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
 
     async def listen_close(self, network: INetwork, multiaddr: Multiaddr) -> None: ...
-
-
-def remote_of(connection: INetConn) -> tuple[str, int] | None:
-    """Return IP address and port of the other end; None behind a relay."""
-    if connection.get_connection_type() is ConnectionType.RELAYED:
-        return None
-    found: tuple[str, int] | None = connection.muxed_conn.get_remote_address()  # type: ignore[attr-defined]
-    return found
 
 
 def dialled_address(connection: INetConn) -> str | None:

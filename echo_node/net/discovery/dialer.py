@@ -19,6 +19,7 @@ from multiaddr import Multiaddr
 
 from echo_node.errors import boundary
 from echo_node.net.discovery.address_book import AddressBook
+from echo_node.net.discovery.address_door import LAN, USER, Teller, book_tellers, run_teller
 from echo_node.net.discovery.address_scope import interfaces
 from echo_node.net.discovery.connected_peers import ConnectedPeers
 from echo_node.net.discovery.dial_queue import Candidate, DialQueue, Source
@@ -61,6 +62,7 @@ class Dialer:
         host: HardHost,
         *,
         seeds: Sequence[Seed] = (),
+        run_seeds: Sequence[Seed] = (),
         book: AddressBook | None = None,
         lan: MdnsDiscovery | None = None,
         wanted: int = WANTED,
@@ -69,7 +71,11 @@ class Dialer:
     ) -> None:
         self._host = host
         me = key_of(host.get_id()) or b""
-        self._seeds = seeds
+        named = {seed.text for seed in seeds}
+        run = [seed for seed in run_seeds if seed.text not in named]
+        told_by = run_teller(seed.where for seed in run)
+        self._seeds = [*((seed, USER) for seed in seeds), *((seed, told_by) for seed in run)]
+        self._door = host.door
         self._book = book if book is not None else AddressBook(None)
         self._lan = lan
         self._wanted = wanted
@@ -77,8 +83,8 @@ class Dialer:
         self._requests = requests or RequestResponse(host, Counter())
         self._queue = DialQueue(me, trio.current_time)
         self._peers = ConnectedPeers(host, self._book)
-        self._exchange = PeerExchange(me, self._requests, self._peers.dialable, self._peers.narrowest_scope)
-        self._schedule = PeerExchangeSchedule(self._exchange, self._queue)
+        self._exchange = PeerExchange(me, self._requests, self._peers.dialable, self._peers.scope_towards)
+        self._schedule = PeerExchangeSchedule(self._exchange, self._queue, self._admit_from)
         self._dialling: set[bytes] = set()
         self._changed = trio.Event()
         self._visit_at = 0.0
@@ -88,17 +94,20 @@ class Dialer:
     async def run(self) -> None:
         """Dial until cancelled."""
         for rank, entry in enumerate(self._book.best(FROM_BOOK)):
-            self._queue.add(entry.public, entry.addresses, Source.BOOK, rank=rank)
+            reached, signed = book_tellers(entry.dialled, entry.signed)
+            ways = self._door.admit(entry.public, entry.dialled, reached)
+            ways += self._door.admit(entry.public, entry.signed, signed)
+            self._queue.add(entry.public, ways, Source.BOOK, rank=rank)
         serving = self._requests.serve(PEERS_STREAM, self._exchange.respond, most=limits.PEERS_QUESTION_BYTES)
         with serving, self._peers.watch(self._on_connected, self._on_disconnected):
             async with trio.open_nursery() as nursery:
-                for seed in self._seeds:
-                    nursery.start_soon(self._resolve_seed, seed)
+                for seed, teller in self._seeds:
+                    nursery.start_soon(self._resolve_seed, seed, teller)
                 if self._lan is not None:
                     nursery.start_soon(self._lan.run, self._on_mdns)
                 nursery.start_soon(self._peers.keep_book, self._wake)
                 nursery.start_soon(
-                    self._schedule.run, self._peers_to_ask, self._peers.narrowest_scope, self._wake
+                    self._schedule.run, self._peers_to_ask, self._peers.scope_towards, self._wake
                 )
                 nursery.start_soon(self._watch_interfaces)
                 await self._dial_loop(nursery)
@@ -116,8 +125,8 @@ class Dialer:
         return bool(self._seeds) or self._lan is not None or bool(self.known())
 
     def suggest(self, public: bytes, addresses: Iterable[str], why: str) -> None:
-        """Add a peer that was found elsewhere; it is dialled when peers are wanted."""
-        if self._queue.add(public, addresses, Source.SUGGESTED, least=self._peers.narrowest_scope()):
+        """Add a peer with admitted addresses; it is dialled when peers are wanted."""
+        if self._queue.add(public, addresses, Source.SUGGESTED):
             self.counts[f"suggested by {why}"] += 1
             self._wake()
 
@@ -140,8 +149,11 @@ class Dialer:
         self._wake()
 
     def _on_mdns(self, public: bytes, addresses: Sequence[str]) -> None:
-        if self._queue.add(public, addresses, Source.LAN):
+        if self._queue.add(public, self._door.admit(public, addresses, LAN), Source.LAN):
             self._wake()
+
+    def _admit_from(self, teller: bytes, public: bytes, addresses: Sequence[str]) -> list[str]:
+        return self._door.admit(public, addresses, self._host.swarm.teller(id_of(teller)))
 
     def _peers_to_ask(self) -> Collection[bytes]:
         peers = self._peers.exchanging()
@@ -189,7 +201,7 @@ class Dialer:
         self.counts["dialled"] += 1
         try:
             with boundary(DialError, f"dialling {peer}"), trio.fail_after(DIAL_SECONDS):
-                self._host.get_peerstore().add_addrs(peer, ways, _STORE_SECONDS)
+                self._host.swarm.store.keep(peer, ways, _STORE_SECONDS)
                 await self._host.get_network().dial_peer(peer)
         except DialError as error:
             _log.debug("%s", error)
@@ -214,7 +226,7 @@ class Dialer:
 
     # Sources
 
-    async def _resolve_seed(self, seed: Seed) -> None:
+    async def _resolve_seed(self, seed: Seed, teller: Teller) -> None:
         """Resolve a seed again and again: its DNS records may change."""
         tries, logged = 0, ""
         while True:
@@ -228,7 +240,10 @@ class Dialer:
             else:
                 tries, logged = 0, ""
                 for place in places:
-                    self._queue.add(place.public, place.addresses, Source.SEED)
+                    ways = self._door.admit(place.public, place.addresses, teller)
+                    if not ways:
+                        _log.warning("seed %s left out: its addresses may not be dialled", seed.text)
+                    self._queue.add(place.public, ways, Source.SEED)
                 self._wake()
                 if not seed.is_named:
                     return

@@ -73,7 +73,7 @@ class MdnsDiscovery:
 
     def _announced(self, ips: Sequence[str]) -> list[str]:
         where = expand(self._listening(), ips)
-        return usable(where, self._public, least=Scope.PRIVATE, most=ADDRESSES)
+        return usable(where, self._public, least=Scope.LINK, most=ADDRESSES)
 
     async def _until_changed(self, addresses: Sequence[str]) -> None:
         while self._announced(interfaces()) == addresses:  # noqa: ASYNC110 - interfaces tell nobody when they change
@@ -136,7 +136,7 @@ class MdnsDiscovery:
             _log.debug("a node of the LAN without a name: %s", error)
             return
         addresses = [record.get(f"a{index}") or "" for index in range(ADDRESSES)]
-        ways = usable(addresses, public, least=Scope.PRIVATE, most=ADDRESSES)
+        ways = usable(addresses, public, least=Scope.LINK, most=ADDRESSES)
         if ways and public != self._public:
             found(public, ways)
 

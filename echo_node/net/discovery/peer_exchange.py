@@ -119,9 +119,16 @@ class Referrer:
 class PeerExchangeSchedule:
     """When to ask which peer for peers."""
 
-    def __init__(self, exchange: PeerExchange, queue: DialQueue) -> None:
+    def __init__(
+        self,
+        exchange: PeerExchange,
+        queue: DialQueue,
+        admit: Callable[[bytes, bytes, Sequence[str]], Sequence[str]],
+    ) -> None:
+        """`admit` returns the addresses of a peer that its teller may name: teller, peer, all."""
         self._exchange = exchange
         self._queue = queue
+        self._admit = admit
         self._referrers: dict[bytes, Referrer] = {}
         self._luck = random.SystemRandom()
 
@@ -173,7 +180,9 @@ class PeerExchangeSchedule:
         else:
             silent = False
         new = sum(
-            self._queue.add(place.key, place.addresses, Source.REFERRED, referrer=peer, least=least)
+            self._queue.add(
+                place.key, self._admit(peer, place.key, place.addresses), Source.REFERRED, referrer=peer
+            )
             for place in places
             if place.key not in connected and place.key not in self._queue
         )

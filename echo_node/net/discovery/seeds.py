@@ -59,6 +59,11 @@ class Seed:
     public: bytes | None = None
 
     @property
+    def where(self) -> str:
+        """Its address without the peer, a name included."""
+        return f"/{self.kind}/{self.host}/tcp/{self.port}{self.relay}"
+
+    @property
     def is_named(self) -> bool:
         """Return whether it must be resolved by DNS, today and perhaps again tomorrow."""
         return self.kind not in {"ip4", "ip6"}
@@ -149,25 +154,25 @@ async def _resolve(seed: Seed, resolver: dns.asyncresolver.Resolver | None, dept
         return await _resolve_list(seed, resolver, depth)
     if seed.public is None:
         raise SeedError(f"the seed {seed.text} names no peer")
-    ips = [seed.host] if not seed.is_named else await _numbers(seed)
+    ips = [seed.host] if not seed.is_named else await numbers_of(seed.host, seed.port, seed.kind)
     return [ResolvedSeed(seed.public, tuple(of_socket(ip, seed.port) + seed.relay for ip in ips))]
 
 
-async def _numbers(seed: Seed) -> list[str]:
-    """Resolve a name to IP addresses.
+async def numbers_of(host: str, port: int, kind: str) -> list[str]:
+    """Resolve a name of `/dns`, `/dns4` or `/dns6` to IP addresses that can be dialled.
 
     The system's resolver works in a thread that is abandoned at the deadline.
     """
     try:
-        found = await trio.socket.getaddrinfo(seed.host, seed.port, _FAMILIES[seed.kind], socket.SOCK_STREAM)
+        found = await trio.socket.getaddrinfo(host, port, _FAMILIES[kind], socket.SOCK_STREAM)
     except OSError as error:  # socket.gaierror is one
-        raise SeedError(f"the name {seed.host} cannot be resolved: {error.strerror or error}") from None
+        raise SeedError(f"the name {host} cannot be resolved: {error.strerror or error}") from None
     except UnicodeError:
-        raise SeedError(f"the name {seed.host} cannot be resolved: it is no host name") from None
+        raise SeedError(f"the name {host} cannot be resolved: it is no host name") from None
     ips = dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found)
-    usable = [ip for ip in ips if scope(of_socket(ip, seed.port)) > Scope.NOWHERE][:ANSWERS]
+    usable = [ip for ip in ips if scope(of_socket(ip, port)) > Scope.NOWHERE][:ANSWERS]
     if not usable:
-        raise SeedError(f"the name {seed.host} has no address that could be dialled")
+        raise SeedError(f"the name {host} has no address that could be dialled")
     return usable
 
 

@@ -21,6 +21,8 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from echo_node.errors import PeerError, boundary
+from echo_node.net.discovery.address_door import port_may_be_dialled
+from echo_node.net.discovery.address_scope import Scope, scope_of_ip
 from echo_node.net.reachability import multiaddrs
 from echo_node.net.reachability.circuit import drop, read_message, write_message
 
@@ -110,8 +112,10 @@ class AutoNat:
         remote = stream.get_remote_address()  # none on a circuit
         here = multiaddrs.ip(remote[0]) if remote else None
         offered = [each for each in map(multiaddrs.read, list(asker.addrs)[:ADDRESSES]) if each is not None]
-        ports = list(dict.fromkeys(port for port in map(multiaddrs.port_of, offered) if port))[:PORTS]
-        if here is None or not ports or not self._may_dial(multiaddrs.network(here)):
+        named = dict.fromkeys(port for port in map(multiaddrs.port_of, offered) if port)
+        ports = [port for port in named if port_may_be_dialled(port)][:PORTS]
+        known = here is not None and scope_of_ip(str(here)) is not Scope.NOWHERE
+        if here is None or not known or not ports or not self._may_dial(multiaddrs.network(here)):
             return Message.E_DIAL_REFUSED, None
         self._under_way += 1
         try:

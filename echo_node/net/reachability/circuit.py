@@ -172,8 +172,9 @@ class Circuits(ITransport):
             for address in conn.get_transport_addresses()
         ]
         suffix = Multiaddr(f"/p2p/{relay}/p2p-circuit")
-        theirs = [each for each in map(addresses.read, named) if each is not None and _is_for_others(each)]
-        unique = {str(each): each for each in [*ours, *(addresses.bare(each) for each in theirs)]}
+        told = [each for each in map(addresses.read, named) if each is not None and _is_for_others(each)]
+        theirs = self._host.admit_own(relay, told)
+        unique = {str(each): each for each in [*ours, *theirs]}
         return tuple(each.encapsulate(suffix) for each in list(unique.values())[:ADDRESSES])
 
     async def _hop(self, relay: ID, hints: tuple[Multiaddr, ...]) -> INetStream:
