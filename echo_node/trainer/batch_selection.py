@@ -1,6 +1,7 @@
 """Selection of a batch from waiting groups: oldest first, within the bounds.
 
-There are two kinds of bounds: an `Entry` bounds unverified groups, and shares bound engine classes.
+There are three kinds of bounds: an `Entry` bounds unverified groups and those of young keys, and
+shares bound engine classes.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
+from typing import Final
 
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.engine_shares import ClassShares
@@ -21,6 +23,10 @@ class Entrance(Enum):
     """Up to a bound, together with other unverified groups."""
     CLOSED = "closed"
     """Not yet."""
+
+
+YOUNG_SHARE: Final = 10
+"""One group of a batch in so many may be of young keys, while others suffice."""
 
 
 class Entry:
@@ -45,13 +51,28 @@ class Entry:
         """Return whether a group that may not go in will get no verdict any more."""
         return False
 
+    @property
+    def is_weighted(self) -> bool:
+        """Return whether samplers have weights; else they are all equal."""
+        return False
+
+    def is_young(self, _sampler: bytes) -> bool:
+        """Return whether a key is not proven yet; young keys together count as one sampler."""
+        return False
+
+    def weight(self, _sampler: bytes) -> float:
+        """Return a proven sampler's weight where room is shared."""
+        return 1.0
+
 
 class _BatchBuilder:
-    """A batch being filled, with the room left for classes and unverified groups."""
+    """A batch being filled, with the room left for classes, unverified and young groups."""
 
-    def __init__(self, count: int, bound: int, shares: ClassShares) -> None:
+    def __init__(self, count: int, entry: Entry, shares: ClassShares) -> None:
         self._count = count
-        self._bound = bound
+        self._entry = entry
+        self._bound = entry.bound(count)
+        self._young = max(1, count // YOUNG_SHARE)
         self._shares = shares
         self._classes: Counter[str] = Counter()
         self._ids: set[bytes] = set()
@@ -61,13 +82,20 @@ class _BatchBuilder:
     def is_full(self) -> bool:
         return len(self.chosen) >= self._count
 
-    def offer(self, group: RolloutRecord, *, bounded: bool) -> None:
-        """Add a group, unless it is in already or there is no room for it or its class."""
+    def offer(self, group: RolloutRecord, *, bounded: bool, all_young: bool = False) -> None:
+        """Add a group, unless it is in already or there is no room for it or its class.
+
+        `all_young` lifts the bound on young keys.
+        """
         engine = group.message.engine
         if self.is_full or group.id in self._ids or (bounded and self._bound <= 0):
             return
+        young = self._entry.is_young(group.sampler)
+        if young and not all_young and self._young <= 0:
+            return
         if self._classes[engine] < self._shares.most(engine, self._count):
             self._bound -= bounded
+            self._young -= young
             self._classes[engine] += 1
             self._ids.add(group.id)
             self.chosen.append(group)
@@ -78,20 +106,22 @@ def choose(
 ) -> list[RolloutRecord]:
     """Return up to `count` groups for a batch of that size, the first ones first.
 
-    If so many fit together, so many are found. Where the order alone leaves a batch incomplete,
-    because unverified groups have used up their classes' room, verified ones go first.
+    If so many fit together, so many are found: young keys fill what proven ones leave. Where the
+    order alone leaves a batch incomplete, because unverified groups have used up their classes'
+    room, verified ones go first.
     """
     kinds = [(group, kind) for group in groups if (kind := entry.entrance(group)) is not Entrance.CLOSED]
-    builder = _BatchBuilder(count, entry.bound(count), shares)
-    for group, kind in kinds:
-        builder.offer(group, bounded=kind is Entrance.BOUNDED)
+    builder = _BatchBuilder(count, entry, shares)
+    for all_young in (False, True):
+        for group, kind in kinds:
+            builder.offer(group, bounded=kind is Entrance.BOUNDED, all_young=all_young)
     if not builder.is_full and not entry.is_hard:
         for group, _ in kinds:
-            builder.offer(group, bounded=False)
+            builder.offer(group, bounded=False, all_young=True)
     elif not builder.is_full and shares.bounded:
-        builder = _BatchBuilder(count, entry.bound(count), shares)
+        builder = _BatchBuilder(count, entry, shares)
         for group, kind in sorted(kinds, key=lambda each: each[1] is Entrance.BOUNDED):
-            builder.offer(group, bounded=kind is Entrance.BOUNDED)
+            builder.offer(group, bounded=kind is Entrance.BOUNDED, all_young=True)
     return builder.chosen
 
 

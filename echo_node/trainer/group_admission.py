@@ -44,7 +44,7 @@ class GroupAdmission:
 
     def _by_verdicts(self, judged: RolloutRecord | Refused) -> RolloutRecord | Refused:
         if isinstance(judged, RolloutRecord):
-            self._enforcer.apply(self._policy.saw(judged.id, judged.sampler))
+            self._enforcer.apply(self._policy.saw(judged.id, judged.sampler, judged.message.heads[0]))
             if self._policy.is_muted(judged.sampler):
                 judged = Refused(
                     judged.id, "muted", "its sampler is muted for what it sent before", signed=True

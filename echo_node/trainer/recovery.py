@@ -238,7 +238,7 @@ async def restore_groups(
     """Restore filled slots under these heads, verdicts, and the waiting groups."""
     for kept in await journal.filled(heads):
         checks.remember(kept.head, kept.sampler, kept.slot)
-        policy.saw(kept.id, kept.sampler)
+        policy.saw(kept.id, kept.sampler, kept.head)
         if kept.rewards is not None:
             policy.used((kept.id,))
             receipts.remember((kept.id,))

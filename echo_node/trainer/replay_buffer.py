@@ -1,9 +1,12 @@
 """The replay buffer: bounded and fair; nothing too stale leaves it.
 
 Samplers take turns at the draw, so that one fast peer does not crowd out the rest; and once a batch
-is waiting, a sampler that holds more than its share adds no more. An engine class that may fill a
-part of a batch has the same part of the room, so that there is always some for the classes without
-which no batch is complete. A group that was let in is never evicted for another.
+is waiting, a sampler that holds more than its share adds no more. Where groups are verified, turns
+and shares follow the weights of samplers, all young keys count as one, and every second group of a
+batch and half of the room go by arrival alone: so shares follow the work that is done, and weights
+keep their holders from being crowded out, but no number of keys adds to either. An engine class
+that may fill a part of a batch has the same part of the room, so that there is always some for the
+classes without which no batch is complete. A group that was let in is never evicted for another.
 """
 
 from __future__ import annotations
@@ -15,10 +18,15 @@ from typing import Final
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.engine_shares import ClassShares
 from echo_node.runtime.change_signal import ChangeSignal
-from echo_node.trainer.batch_selection import Entry, choose
+from echo_node.trainer.batch_selection import YOUNG_SHARE, Entry, choose
+from echo_node.trainer.fair_queue import FairQueue
 
 SAMPLERS_REMEMBERED: Final = 1024
 """Most samplers that share the room; the longest idle are forgotten first."""
+_YOUNG: Final = b""
+"""Account of all young keys together."""
+_STALE_WEIGHTS: Final = 256
+"""Groups that may come before the sum of all weights is computed again."""
 
 
 class ReplayBuffer:
@@ -50,6 +58,11 @@ class ReplayBuffer:
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._pressed = False
         """Whether a group found no room since something was last taken out."""
+        self._queue = FairQueue()
+        self._weights: float | None = None
+        """Sum of the weights of all samplers, or None if it is to be computed."""
+        self._arrived = 0
+        """Number of groups since then."""
         self.changed = ChangeSignal()
         """Notified when another batch may be drawn: groups have come, or verdicts on them."""
         self._reserved: Counter[tuple[bytes, str]] = Counter()
@@ -131,8 +144,27 @@ class ReplayBuffer:
             return False
         if engine in self._shares.bounded and classes[engine] >= self._most_waiting(engine):
             return False
-        share = max(1, self._capacity // len(self._known))
-        return held < share or self._shares.usable(classes, self._batch) < self._batch
+        if self._shares.usable(classes, self._batch) < self._batch:
+            return True
+        if not self._entry.is_weighted:
+            return held < max(1, self._capacity // len(self._known))
+        if classes.total() < self._capacity // 2:
+            return True
+        if self._entry.is_young(sampler):
+            held = sum(count for key, count in self._held.items() if self._entry.is_young(key))
+            held += sum(count for (key, _), count in self._reserved.items() if self._entry.is_young(key))
+        return held < max(1, int(self._capacity * self._share_of(sampler)))
+
+    def _share_of(self, sampler: bytes) -> float:
+        """Return the share of the room that is a proven sampler's, or all young keys'."""
+        self._arrived += 1
+        if self._weights is None or self._arrived > _STALE_WEIGHTS:
+            proven = (key for key in self._known if not self._entry.is_young(key))
+            self._weights, self._arrived = sum(map(self._entry.weight, proven)), 0
+        if self._entry.is_young(sampler):
+            return 1 / YOUNG_SHARE if self._weights else 1.0
+        weight = self._entry.weight(sampler)
+        return weight / max(weight, self._weights)
 
     def _most_waiting(self, engine: str) -> int:
         """Return the most groups of a class: so a full buffer always has a batch."""
@@ -180,30 +212,36 @@ class ReplayBuffer:
     def draw(self, count: int, step: int) -> tuple[RolloutRecord, ...]:
         """Take `count` groups that are fresh at this step; none, if too few are here.
 
-        Each sampler's oldest go first, one of each sampler in turn. They come sorted by step,
-        sampler and slot.
+        Each sampler's oldest go first, one of each sampler in turn or by weight. They come sorted
+        by step, sampler and slot.
         """
         self.expire(step)
-        chosen = choose(self._in_turn(), count, self._entry, self._shares)
+        oldest_first = sorted(self._waiting.values(), key=lambda group: group.step)  # stable: then by arrival
+        accounts = [self._account(group.sampler) for group in oldest_first]
+        weight = self._weigher(accounts)
+        tags = self._queue.start_tags(accounts, weight)
+        by_weight = [oldest_first[place] for place in sorted(range(len(tags)), key=lambda each: tags[each])]
+        if self._entry.is_weighted:
+            by_weight = [group for pair in zip(by_weight, oldest_first, strict=True) for group in pair]
+        chosen = choose(by_weight, count, self._entry, self._shares)
         if len(chosen) < count:
             return ()
-        self._pressed = False
+        self._pressed, self._weights = False, None
+        ids = {group.id for group in chosen}
+        served = zip(accounts, tags, oldest_first, strict=True)
+        self._queue.served(((account, tag) for account, tag, group in served if group.id in ids), weight)
         for group in chosen:
             self._take(group.id)
         return tuple(sorted(chosen, key=lambda group: (group.step, group.order)))
 
-    def _in_turn(self) -> list[RolloutRecord]:
-        """Return one group of each sampler, then a second of each, and so on.
+    def _account(self, sampler: bytes) -> bytes:
+        return _YOUNG if self._entry.is_young(sampler) else sampler
 
-        Within a round, the oldest come first.
-        """
-        oldest_first = sorted(self._waiting.values(), key=lambda group: group.step)  # stable: then by arrival
-        rounds: Counter[bytes] = Counter()
-        placed = []
-        for place, group in enumerate(oldest_first):
-            placed.append((rounds[group.sampler], place, group))
-            rounds[group.sampler] += 1
-        return [group for _, _, group in sorted(placed, key=lambda each: each[:2])]
+    def _weigher(self, accounts: Iterable[bytes]) -> Callable[[bytes], float]:
+        """Return the weights at a draw; young keys have a tenth of all together."""
+        weights = {each: self._entry.weight(each) for each in {*accounts} if each != _YOUNG}
+        weights[_YOUNG] = sum(weights.values()) / (YOUNG_SHARE - 1) or 1.0
+        return weights.__getitem__
 
     def _take(self, group: bytes) -> RolloutRecord:
         taken = self._waiting.pop(group)

@@ -20,16 +20,15 @@ from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
 from echo_node.runtime.change_signal import ChangeSignal
 from echo_node.runtime.reputation import NEWCOMER, Trust
-from echo_node.trainer.batch_selection import Entrance, Entry
+from echo_node.trainer.batch_selection import YOUNG_SHARE, Entrance, Entry
 from echo_node.trainer.journal import Finding
+from echo_node.trainer.share_credit import ShareCredit
 from protocol import Identity, Opened, ProtocolError, Verdict, peer_id
 from protocol.verdict import check_draw, drawn, sign_draw
 
 log = logging.getLogger(__name__)
 GROUPS_REMEMBERED: Final = 65_536
 """Most groups whose verdicts and samplers are kept; older ones are too stale."""
-NEWCOMERS_SHARE: Final = 10
-"""One group of a batch in so many may be a newcomer's, while others suffice."""
 LONGEST_UNVOUCHED: Final = 60.0
 """Seconds that a group waits for a verdict while there is no room for others."""
 CONDEMNING: Final = 2
@@ -57,6 +56,7 @@ class _Known:
     """State of one group."""
 
     sampler: bytes = b""
+    head: bytes = b""
     findings: dict[bytes, Finding] = field(default_factory=dict)
     """Findings by verifier."""
     used: bool = False
@@ -96,6 +96,7 @@ class VerdictPolicy(Entry):
         self._accusers: dict[bytes, set[bytes]] = {}
         """Verifiers that found a sampler dishonest, since it was last muted."""
         self.trust = trust or Trust()
+        self._credit = ShareCredit()
         self.changed = ChangeSignal()
         """Notified when verdicts have come that may let other groups into a batch."""
         self.used_condemned = 0
@@ -121,7 +122,17 @@ class VerdictPolicy(Entry):
     def bound(self, batch: int) -> int:
         if self._policy == "sampled":
             return int(self._share * batch)
-        return max(1, batch // NEWCOMERS_SHARE)
+        return max(1, batch // YOUNG_SHARE)
+
+    @property
+    def is_weighted(self) -> bool:
+        return self._verifies
+
+    def is_young(self, sampler: bytes) -> bool:
+        return self._verifies and not self._is_proven(sampler)
+
+    def weight(self, sampler: bytes) -> float:
+        return self._credit.weight(sampler, self._clock())
 
     def gives_way(self, group: RolloutRecord) -> bool:
         if self.entrance(group) is Entrance.OPEN:
@@ -156,19 +167,19 @@ class VerdictPolicy(Entry):
     @property
     def _verifies(self) -> bool:
         """Return whether anybody checks groups; else newcomers could never earn trust."""
-        return self._policy == "sampled" or (self._check is not None and self._share > 0)
+        return self._policy != "self" or (self._check is not None and self._share > 0)
 
     def _is_proven(self, sampler: bytes) -> bool:
         return self.trust.level(sampler, self._clock()) >= 0.5
 
     # Arrivals and findings
 
-    def saw(self, group: bytes, sampler: bytes) -> Consequences:
+    def saw(self, group: bytes, sampler: bytes, head: bytes = b"") -> Consequences:
         """Record a group that arrived; a verdict may have come before it."""
         known = self._remember(group)
         if known.sampler:
             return Consequences()
-        known.sampler = sampler
+        known.sampler, known.head = sampler, head
         self._arrivals += 1
         known.order, known.since = self._arrivals, self._clock()
         consequences = Consequences()
@@ -223,8 +234,13 @@ class VerdictPolicy(Entry):
         """
         if self._check is None or self._policy != "self" or self._share <= 0:
             return False
-        rate = max(self._share, self.trust.rate(group.sampler, self._clock()))
+        rate = self._own_rate(group.sampler, self._clock())
         return drawn(sign_draw(self._identity, self._run, group.id), rate)
+
+    def _own_rate(self, sampler: bytes, now: float) -> float:
+        """Return the share of a sampler's groups that is looked at."""
+        rate = self.trust.rate(sampler, now)
+        return max(self._share, rate) if self._policy == "self" else rate
 
     def check(self, group: RolloutRecord) -> Finding:
         """Check a group. Blocks: call it in a thread, and pass the finding to `take`."""
@@ -246,6 +262,8 @@ class VerdictPolicy(Entry):
         reached[found.verifier] = max(reached.get(found.verifier, 0), known.order)
         if found.result == "honest" and not known.credited:
             known.credited = True
+            rate = self._own_rate(known.sampler, found.at)
+            self._credit.verified(known.sampler, known.head, rate, found.at)
             self.trust.honest(known.sampler, found.at)
         if found.result != "dishonest":
             return Consequences()
@@ -263,6 +281,7 @@ class VerdictPolicy(Entry):
         if self.trust.is_muted(sampler, found.at):
             return frozenset()
         self.trust.condemned(sampler, found.reason, found.at)
+        self._credit.condemned(sampler)
         log.warning("sampler %s is muted: %s", peer_id(sampler), found.reason)
         return frozenset((sampler,))
 
