@@ -9,6 +9,7 @@ A role owns its tasks: leaving `sample`, `verify` or `train` ends them all.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import tempfile
 from collections import Counter
@@ -36,7 +37,7 @@ from echo_node.election.leader_monitor import LeaderMonitor
 from echo_node.engine.base import Engine
 from echo_node.engine.engine_classes import EngineSpec, best_class
 from echo_node.engine.worker.client import WorkerEngine
-from echo_node.errors import ConfigError
+from echo_node.errors import ConfigError, ContractError, EngineError, StoreError
 from echo_node.net.base import Mute, Network
 from echo_node.net.discovery.role_peers import SEVERAL, RolePeers
 from echo_node.net.outbox.outbox import Outbox, open_outbox
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from echo_node.trainer.distributed import Ranks
     from echo_node.trainer.step import TrainStep
 
+log = logging.getLogger(__name__)
 MOST_ROWS: Final = 128
 """Completions that an engine samples at once."""
 OPEN: Final = "open"
@@ -414,6 +416,8 @@ class Node:
         self, store: WeightsStore, threads: int
     ) -> AsyncGenerator[Callable[[RolloutRecord], str | None] | None]:
         """Yield the trainer's own replay check of a group, under the verdict policy `self`."""
+        from echo_node.trainer.verdict_policy import UNDECIDED  # noqa: PLC0415
+
         verification = self._run.manifest.verification
         if verification.policy != "self" or verification.share <= 0:
             yield None
@@ -422,9 +426,14 @@ class Node:
             recheck = Recheck(self._run, EngineSync(store, engine), self._evidence_folder)
 
             def check(group: RolloutRecord) -> str | None:
-                finding = recheck.check(group)
-                breach = finding.breach if finding else None
-                return breach.reason if breach and breach.sure else None
+                try:
+                    finding = recheck.check(group)
+                except (ContractError, EngineError, StoreError) as error:  # of this node, not of the group
+                    log.warning("group %s not checked: %s", group.id.hex()[:16], error)
+                    return UNDECIDED
+                if finding is None or (finding.breach and not finding.breach.sure):
+                    return UNDECIDED
+                return finding.breach.reason if finding.breach else None
 
             yield check
 

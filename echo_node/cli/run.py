@@ -94,6 +94,7 @@ def new(
         say(json.dumps({"run": run, "manifest": str(folder / MANIFEST)}))
         return
     say(f"run {run} is sealed in {folder / MANIFEST}")
+    say(f"verification: {_verification(open_manifest(sealed).message)}")
     if len(spec.trainers) > 1:
         say(f"failover to another trainer: {_failover(open_manifest(sealed))}")
     say(f"next: echo-node join --role trainer {folder}")
@@ -275,6 +276,29 @@ def described(manifest: Opened[Manifest]) -> dict[str, Any]:
         "verifiers": [peer_id(each) for each in message.verifiers],
         "seeds": list(message.seeds),
     }
+
+
+def _verification(message: Manifest) -> str:
+    """Return in words who looks at groups before they are learnt from, and what that costs."""
+    from echo_node.runtime.reputation import NEWCOMER
+
+    rule, verifiers = message.verification, len(message.verifiers)
+    if rule.policy == "quorum":
+        return f"{rule.quorum} of {verifiers} verifiers must find a group honest before it is learnt from"
+    if rule.policy == "sampled":
+        return (
+            f"{verifiers} verifiers look at all groups of a new sampler and at some of the others'; unverified groups of new"
+            f" samplers fill at most {rule.share:.0%} of a batch"
+        )
+    if rule.share <= 0:
+        return (
+            "none: nobody looks at groups, and whoever joins can make this run learn anything; for a run of strangers leave"
+            " verification.share as it is by default, or name verifiers"
+        )
+    return (
+        f"the trainer itself looks at the first {NEWCOMER} groups of each sampler and at {rule.share:.0%} or more of the rest"
+        " before it learns from them, with a second copy of the model; verifiers, if you name some, take that work over"
+    )
 
 
 def _failover(manifest: Opened[Manifest]) -> str:

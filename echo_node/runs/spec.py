@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from echo_node.config import load_config, write_resolved
 from echo_node.contract import load
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 MANIFEST: Final = "manifest"
 RUN_FILE: Final = "run.toml"
 EMBEDDED: Final = "embedded"
+OWN_SHARE: Final = 0.1
+"""Least part of the groups of proven samplers that a trainer checks itself, by default."""
 _STRICT: Final = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 """Strict types: `true` is no number, nor is a number in quotes."""
 
@@ -87,6 +89,18 @@ class VerificationTable(BaseModel):
     """
     quorum: int = Field(default=1, ge=1, le=limits.KEYS)
     share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """self: least part of the groups that the trainer checks, a tenth by default; none with 0.
+
+    sampled: the part of a batch that may be unchecked, none by default.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_by_default(cls, table: Any) -> Any:
+        """Let the trainer check a share, unless the file says otherwise."""
+        if isinstance(table, dict) and table.get("policy", "self") == "self":
+            return {"share": OWN_SHARE, **table}
+        return table
 
 
 class TermsTable(BaseModel):

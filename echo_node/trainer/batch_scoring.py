@@ -19,7 +19,7 @@ from echo_node.runs.run import Run
 from echo_node.trainer.journal import TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.verdict_listener import VerdictEnforcer
-from echo_node.trainer.verdict_policy import VerdictPolicy
+from echo_node.trainer.verdict_policy import UNDECIDED, VerdictPolicy
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,11 @@ class BatchScorer:
             group.id: "condemned" if self._policy.is_condemned(group.id) else "muted"
             for group in groups
             if self._policy.is_condemned(group.id) or self._policy.is_muted(group.sampler)
+        }
+        bad |= {
+            found.group: "unverified"
+            for found in findings
+            if found.result == UNDECIDED and found.group not in bad and self._policy.is_young(found.sampler)
         }
         for group, reason in bad.items():
             self._receipts.withdraw(group, reason)

@@ -147,6 +147,7 @@ class TrainerLoop:
             spread=spread,
             shares=shares,
             gate=VerdictGate(run, network, self._policy, self._receipts, drops),
+            entry=self._policy,
         )
         self._swarm = SwarmSource(run, sequential, self._gossip, self._heads, self._joins, self._policy)
         self._source: BatchSource = source or self._swarm

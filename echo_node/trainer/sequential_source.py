@@ -24,11 +24,12 @@ from echo_node.rollouts.admission import GroupFilter, Refused
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.engine_shares import ClassShares
 from echo_node.runtime.change_signal import ChangeSignal
+from echo_node.trainer.batch_selection import Entry
 from echo_node.trainer.batch_source import BatchRequest, NoBatchError, NobodyAnswersError
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.rest_schedule import RestSchedule
 from echo_node.trainer.verdict_gate import VerdictGate
-from echo_node.trainer.work_split import EvenSplit, RequestSizes, WorkSplit
+from echo_node.trainer.work_split import EvenSplit, RequestSizes, WorkSplit, bound_young
 from protocol import (
     Identity,
     Opened,
@@ -158,11 +159,12 @@ class SequentialSource:
         spread: WorkSplit | None = None,
         shares: ClassShares | None = None,
         gate: VerdictGate | None = None,
+        entry: Entry | None = None,
     ) -> None:
         """Create the source.
 
         `shares` are those of the engine classes; `gate` waits for the verdicts that the run
-        requires.
+        requires; `entry` tells young keys, of whom few are asked, from proven ones.
         """
         self._network = network
         self._identity = identity
@@ -175,6 +177,9 @@ class SequentialSource:
         self._spread = spread or EvenSplit()
         self._request_sizes = RequestSizes(ROLLOUT_SECONDS)
         self._rests = RestSchedule()
+        self._entry = entry or Entry()
+        self._turn = 0
+        """Number of the step, by which young keys take turns."""
 
     async def next_batch(self, request: BatchRequest) -> tuple[RolloutRecord, ...]:
         """Return the groups of the head's slots that verdicts let in.
@@ -267,10 +272,18 @@ class SequentialSource:
         return ask.began + self._spread.patience(ask.sampler, ask.request.count)
 
     def _rested(self, roster: Mapping[bytes, str]) -> Mapping[bytes, str]:
-        """Return the samplers that do not rest; all, if those cannot fill a batch."""
+        """Return the samplers that do not rest, with few young keys among proven ones.
+
+        Return all that do not rest, if those cannot fill a batch; then all.
+        """
         self._rests.begin_step()
+        self._turn += 1
         rested = {key: engine for key, engine in roster.items() if not self._rests.is_resting(key)}
-        return rested if self._shares.can_fill(rested.values(), self._batch) else roster
+        few_young = bound_young(rested, self._entry.is_young, self._turn)
+        for chosen in (few_young, rested):
+            if self._shares.can_fill(chosen.values(), self._batch):
+                return chosen
+        return roster
 
     def _remember(self, filling: _BatchInProgress) -> None:
         """Record failures; a sampler still late when the batch is full has failed too."""

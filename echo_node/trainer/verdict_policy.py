@@ -36,8 +36,10 @@ CONDEMNING: Final = 2
 
 _GRAVITY: Final = ("undecided", "honest", "dishonest")
 
+UNDECIDED: Final = "undecided"
+"""Answer of a check that could not tell."""
 Check = Callable[[RolloutRecord], str | None]
-"""Check of a group with a model: what is wrong, or None.
+"""Check of a group with a model: what is wrong, or None, or `UNDECIDED`.
 
 It is slow: run it in a thread.
 """
@@ -112,9 +114,10 @@ class VerdictPolicy(Entry):
 
     def entrance(self, group: RolloutRecord) -> Entrance:
         known = self._known.get(group.id) or _Known()
-        honest = len(known.by("honest") - {self._identity.public})
+        honest = known.by("honest")
         if self._policy == "quorum":
-            return Entrance.OPEN if honest >= self._quorum else Entrance.CLOSED
+            enough = len(honest - {self._identity.public}) >= self._quorum
+            return Entrance.OPEN if enough else Entrance.CLOSED
         if honest or not self._verifies or self._is_proven(group.sampler):
             return Entrance.OPEN
         return Entrance.BOUNDED
@@ -234,6 +237,8 @@ class VerdictPolicy(Entry):
         """
         if self._check is None or self._policy != "self" or self._share <= 0:
             return False
+        if (known := self._known.get(group.id)) is not None and known.by("honest"):
+            return False  # a verifier has looked at it
         rate = self._own_rate(group.sampler, self._clock())
         return drawn(sign_draw(self._identity, self._run, group.id), rate)
 
@@ -245,7 +250,7 @@ class VerdictPolicy(Entry):
     def check(self, group: RolloutRecord) -> Finding:
         """Check a group. Blocks: call it in a thread, and pass the finding to `take`."""
         wrong = self._check(group) if self._check is not None else None
-        result = "honest" if wrong is None else "dishonest"
+        result = "honest" if wrong is None else UNDECIDED if wrong == UNDECIDED else "dishonest"
         return Finding(
             group.id,
             group.sampler,

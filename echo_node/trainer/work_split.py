@@ -8,9 +8,10 @@ expected is late.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from echo_node.trainer.batch_selection import YOUNG_SHARE
 from protocol import limits
 
 LEAST_PATIENCE: Final = 5.0
@@ -19,6 +20,23 @@ LATE: Final = 3.0
 """Factor of the expected time after which a sampler is late."""
 _MEMORY: Final = 0.5
 """Weight of the previous speed in the moving average."""
+
+
+def bound_young(
+    samplers: Mapping[bytes, str], is_young: Callable[[bytes], bool], turn: int
+) -> dict[bytes, str]:
+    """Return the samplers to ask: all proven ones, and of young keys one in so many.
+
+    Young keys take turns, by the number of the step. If there are no proven samplers, all are
+    asked.
+    """
+    young = [key for key in samplers if is_young(key)]
+    proven = len(samplers) - len(young)
+    if not proven or not young:
+        return dict(samplers)
+    room = max(1, proven // (YOUNG_SHARE - 1))
+    chosen = {young[(turn * room + place) % len(young)] for place in range(room)}
+    return {key: engine for key, engine in samplers.items() if key in chosen or not is_young(key)}
 
 
 class WorkSplit(Protocol):

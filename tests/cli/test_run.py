@@ -82,6 +82,22 @@ def test_the_shortest_file_makes_a_run_of_the_embedded_model(tmp_path, state, me
         run.close()
 
 
+@pytest.mark.parametrize(
+    ("table", "rule", "says"),
+    [
+        ("", {"policy": "self", "quorum": 1, "share": 0.1}, "looks at the first 16 groups"),
+        ('[verification]\npolicy = "self"', {"policy": "self", "quorum": 1, "share": 0.1}, "10% or more"),
+        ("[verification]\nshare = 0.0", {"policy": "self", "quorum": 1, "share": 0.0}, "none: nobody looks"),
+    ],
+)
+def test_the_default_run_verifies_and_run_new_says_what_that_means(tmp_path, state, write, table, rule, says):
+    done = invoke("run", "new", write(table), "--state", state)
+    assert done.exit_code == 0, done.output
+    assert f"verification: {'the trainer itself ' if rule['share'] else ''}" in done.output
+    assert says in " ".join(done.output.split())
+    assert json.loads(invoke("run", "show", tmp_path / "digits", "--json").stdout)["verification"] == rule
+
+
 def test_everything_that_the_file_says_is_in_the_manifest(tmp_path, state, me, write):
     verifier = Identity(b"v" * 32).peer_id
     text = f"""

@@ -16,6 +16,7 @@ from echo_node.models import embedded
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
+from echo_node.runs.spec import VerificationTable
 from echo_node.telemetry.metrics import Records
 from echo_node.telemetry.step_db import read_records
 from echo_node.trainer.journal import open_journal
@@ -246,14 +247,22 @@ async def test_a_head_every_few_steps_commits_to_all_their_batches_and_staleness
     assert [record.head != b"" for record in records.steps] == [False, False, True] * 3 + [False]
 
 
-async def test_a_trainer_that_looks_for_itself_learns_nothing_from_a_cheat(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Verification(policy="self", quorum=1, share=0.5),
+        Verification(**VerificationTable().model_dump()),
+    ],
+    ids=["a half", "by default"],
+)
+async def test_a_trainer_that_looks_for_itself_learns_nothing_from_a_cheat(tmp_path, monkeypatch, rule):
     @asynccontextmanager
     async def here(_node, _engine_class, _completions, _threads):
         """Open an engine in this process, which starts faster than a worker process."""
         yield engine()
 
     monkeypatch.setattr(Node, "_worker", here)
-    run = changed_run(RUN, verification=Verification(policy="self", quorum=1, share=0.5))
+    run = changed_run(RUN, verification=rule)
     records = Records()
 
     async def work(swarm):

@@ -20,7 +20,7 @@ from echo_node.trainer.journal import open_journal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay_buffer import ReplayBuffer
 from echo_node.trainer.verdict_listener import VerdictEnforcer, VerdictListener
-from echo_node.trainer.verdict_policy import Consequences, VerdictPolicy
+from echo_node.trainer.verdict_policy import UNDECIDED, Consequences, VerdictPolicy
 from protocol import Figures, Receipt, TrajectoryGroup, Verdict, open_sealed, seal, topics, write_batch
 from protocol.manifest import Verification
 from protocol.verdict import sign_draw
@@ -272,6 +272,28 @@ def test_the_trainer_looks_at_all_of_a_newcomers_groups_and_its_own_look_mutes_a
     taken = [policy.take(policy.check(each)) for each in groups]
     assert [bool(each.condemned) for each in taken] == [False, False, False, True, False, False]
     assert taken[3].muted == {ANN.public}
+
+
+def test_what_a_look_cannot_decide_is_neither_honest_nor_dishonest_and_what_verifiers_saw_needs_none():
+    run = run_of("self", share=0.2, verifiers=1)
+    policy, (one, other) = policy_of(run, check=lambda _: UNDECIDED), (group(run, 0), group(run, 1))
+    for each in (one, other):
+        policy.saw(each.id, each.sampler)
+    assert policy.take(policy.check(one)) == Consequences()
+    assert policy.trust.level(ANN.public, policy._clock()) == 0.0
+    assert policy.wants_to_check(one)
+    give_verdict(policy, run, one.id, VERIFIERS[0])
+    assert not policy.wants_to_check(one)
+    assert policy.wants_to_check(other)
+
+
+def test_what_the_trainer_found_honest_itself_counts_as_verified():
+    run = run_of("self", share=0.2, verifiers=0)
+    policy, one = policy_of(run, check=lambda _: None), group(run, 0)
+    policy.saw(one.id, one.sampler)
+    assert policy.entrance(one) is Entrance.BOUNDED
+    policy.take(policy.check(one))
+    assert policy.entrance(one) is Entrance.OPEN
 
 
 def test_whom_the_trainer_trusts_it_looks_at_more_seldom_but_never_less_than_its_share():

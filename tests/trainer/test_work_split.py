@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_node.trainer.work_split import LATE, LEAST_PATIENCE, EvenSplit, SpeedSplit
+from echo_node.trainer.work_split import LATE, LEAST_PATIENCE, EvenSplit, SpeedSplit, bound_young
 
 ANN, BOB, CAT = (name.encode() for name in ("ann", "bob", "cat"))
 SAMPLERS = st.lists(st.binary(min_size=1, max_size=2), min_size=1, max_size=9, unique=True)
@@ -77,3 +77,21 @@ def test_who_kept_others_waiting_is_at_most_that_fast():
     assert few < many / 6
     spread.kept_waiting(BOB, 8, 0.5)
     assert spread.shares([ANN, BOB], 100) == [few, many], "that says nothing new"
+
+
+@given(SAMPLERS, st.sets(st.binary(min_size=1, max_size=2)), st.integers(0, 99))
+def test_of_young_keys_few_are_asked_beside_proven_ones_and_all_where_there_are_none(samplers, young, turn):
+    asked = bound_young(dict.fromkeys(samplers, "torch/f32"), young.__contains__, turn)
+    proven = [each for each in samplers if each not in young]
+    assert [each for each in asked if each not in young] == proven
+    if not proven:
+        assert list(asked) == samplers
+    else:
+        assert len(asked) - len(proven) == min(1, len(samplers) - len(proven))
+
+
+def test_young_keys_take_turns_so_that_each_can_prove_itself():
+    samplers = {bytes([number]): "torch/f32" for number in range(40)}
+    asked = [bound_young(samplers, lambda key: key[0] >= 20, turn) for turn in range(10)]
+    assert all(len(each) == 22 for each in asked)
+    assert set().union(*asked) == set(samplers)
