@@ -26,7 +26,7 @@ import msgpack
 
 from echo_node.contract.api import Contract, Prompt, Score
 from echo_node.contract.jail import Layer
-from echo_node.contract.jail.serde import TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
+from echo_node.contract.jail.serde import TEMPLATE, TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
 from echo_node.contract.jail.worker import Failed, JailWorker, WorkerLimits
 from echo_node.contract.registry import is_built_in
 from echo_node.errors import ConfigError, ContractError, boundary
@@ -79,7 +79,7 @@ class Sandbox:
             cpu_seconds=_CPU_SECONDS,
             require=tuple(require),
             folders=tuple(folders),
-            apart=not is_built_in(name, version),
+            apart=name != TEMPLATE and not is_built_in(name, version),
             off=frozenset(_without),
         )
         self._what = terms.contract
@@ -119,6 +119,13 @@ class Sandbox:
         """Return the contract's own answers to these prompts, where it has any."""
         items = [([pack_prompt(prompt)], _size(prompt, "")) for prompt in prompts]
         return self._ask("answer", "answering its own prompt", items, _read_answer)
+
+    def renders(self, variables: Sequence[Mapping[str, object]]) -> list[str]:
+        """Return the texts of the sandbox's chat template for these variables."""
+        doing = "rendering the model's chat template"
+        with boundary(ContractError, doing):
+            items: list[Item] = [([dict(each)], len(msgpack.packb(dict(each)))) for each in variables]
+        return [_or_raise(made) for made in self._ask("render", doing, items, _read_answer)]
 
     @property
     def range(self) -> tuple[float, float]:

@@ -133,7 +133,10 @@ class Run:
             found = self.contract.sandbox.prompts(keys, held_out=held_out)
         else:
             found = [prompt_of(self.contract, key, held_out=held_out) for key in keys]
-        return [(prompt, self.ids_of(prompt)) for prompt in found]
+        texts = iter(self.tokenizer.render_all([each.messages for each in found if each.chat]))
+        return [
+            (prompt, self.tokenizer.encode(next(texts) if prompt.chat else prompt.text)) for prompt in found
+        ]
 
     def ids_of(self, prompt: Prompt) -> NDArray[np.int64]:
         """Return the token ids of a prompt."""
@@ -166,6 +169,7 @@ class Run:
         """End the contract's processes."""
         if isinstance(self.contract, JailedContract):
             self.contract.close()
+        self.tokenizer.close()
 
 
 def _tolerance(

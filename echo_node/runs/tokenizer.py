@@ -1,34 +1,30 @@
 """Tokenizer of a run: text to ids, ids to text, and chat messages to text.
 
 Reads Hugging Face folders without torch or transformers. The chat template is untrusted code: it
-runs in jinja's sandbox, without clock or files, and cannot build large values by multiplication
-or padding. Time and memory are otherwise not bounded here: contracts render in their sandbox.
-Engines never see text.
+is rendered in a jailed process of its own (`contract/jail/chat_template.py`), with bounds on time
+and memory. Engines never see text.
 """
 
 from __future__ import annotations
 
-import functools
 import json
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 import tokenizers
-from jinja2 import Template, TemplateError
-from jinja2.exceptions import SecurityError
-from jinja2.ext import LoopControlExtension
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import ArrayLike, NDArray
 
+from echo_node.contract.jail.serde import TEMPLATE
+from echo_node.contract.sandbox import Sandbox
 from echo_node.errors import ContractError, DefectError, StoreError, boundary
 
-LONGEST_TEMPLATE: Final = 256 * 1024  # characters
-LONGEST_PROMPT: Final = 4 * 1024 * 1024  # characters that a template may give
-_PADDING_METHODS: Final = {"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"}
-_PADDING_FILTERS: Final = {"center", "format", "indent", "wordwrap"}
+_RENDER_SECONDS: Final = 5.0
+"""Most time for one conversation."""
+_RENDER_BYTES: Final = 256 * 2**20
+"""Most memory of the process that renders."""
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -46,6 +42,8 @@ class Tokenizer:
         self._words = words
         self._named = {name: text for name in _NAMED if (text := _text(settings.get(name))) is not None}
         self._template = template
+        self._sandbox: Sandbox | None = None
+        self._lock = threading.Lock()
         self.vocab_size: int = words.get_vocab_size(with_added_tokens=True)
         end = words.token_to_id(self._named.get("eos_token", ""))
         self.end_tokens: frozenset[int] = frozenset() if end is None else frozenset({end})
@@ -91,63 +89,37 @@ class Tokenizer:
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
         """Render messages by the model's chat template."""
+        known = {**variables, "add_generation_prompt": add_generation_prompt}
+        return self.render_all([messages], **known)[0]
+
+    def render_all(
+        self,
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[str]:
+        """Render many conversations; together they cost little more than one."""
+        if not conversations:
+            return []
         if self._template is None:
             raise ContractError("this model has no chat template", advice="write the prompt as plain text")
-        known = {
-            **self._named,
-            **variables,
-            "messages": messages,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        pieces, length = [], 0
-        with boundary(ContractError, "rendering the model's chat template"):
-            for piece in _compile(self._template).generate(known):
-                pieces.append(piece)
-                length += len(piece)
-                if length > LONGEST_PROMPT:
-                    raise SecurityError(f"the text is longer than {LONGEST_PROMPT} characters")
-        return "".join(pieces)
+        known = {**self._named, **variables, "add_generation_prompt": add_generation_prompt}
+        plain = [[dict(message) for message in messages] for messages in conversations]
+        with self._lock:
+            if self._sandbox is None:
+                self._sandbox = Sandbox(
+                    *(TEMPLATE, "", {"template": self._template}),
+                    seconds=_RENDER_SECONDS,
+                    memory_bytes=_RENDER_BYTES,
+                    require=("limits",),
+                )
+        return self._sandbox.renders([{**known, "messages": messages} for messages in plain])
 
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox without operations that build a large value from a short template."""
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        if attribute in _PADDING_METHODS:
-            return self.unsafe_undefined(obj, attribute)
-        return super().getattr(obj, attribute)
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        if isinstance(obj, str) and argument in _PADDING_METHODS:  # x["format"] is x.format
-            return self.unsafe_undefined(obj, argument)
-        return super().getitem(obj, argument)
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        return attr not in _PADDING_METHODS and super().is_safe_attribute(obj, attr, value)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if not all(isinstance(side, int | float) for side in (left, right)):
-            raise SecurityError(f"{operator} is for numbers here")
-        if operator == "**" or max(abs(left), abs(right)) > 2**32:
-            raise SecurityError("a template may not calculate with large numbers")
-        return super().call_binop(context, operator, left, right)
-
-
-@functools.lru_cache(maxsize=4)
-def _compile(source: str) -> Template:
-    if len(source) > LONGEST_TEMPLATE:
-        raise SecurityError(f"{len(source)} characters are more than {LONGEST_TEMPLATE}")
-    # The settings with which models' templates are written.
-    sandbox = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension])
-    sandbox.filters["tojson"] = _to_json
-    sandbox.globals |= {"raise_exception": _refuse, "strftime_now": _no_clock}
-    for unbounded in ("lipsum", "cycler"):
-        sandbox.globals.pop(unbounded)
-    for padding in _PADDING_FILTERS:
-        sandbox.filters.pop(padding)
-    return sandbox.from_string(source)
+    def close(self) -> None:
+        """End the process that renders, if there is one."""
+        if self._sandbox is not None:
+            self._sandbox.close()
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
@@ -166,16 +138,3 @@ def _text(token: Any) -> str | None:
     """Return a named token's text, which is a string or a table with `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """Dump plain JSON: jinja's own filter escapes for HTML, which models were not trained on."""
-    return json.dumps(value, ensure_ascii=False, indent=indent if indent is None else min(indent, 8))
-
-
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
-def _no_clock(_format: str) -> NoReturn:
-    raise TemplateError("the template asks for the time, and a prompt must be the same for all")

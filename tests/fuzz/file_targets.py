@@ -6,7 +6,6 @@ read with care all the same.
 
 from __future__ import annotations
 
-import functools
 import shutil
 import sqlite3
 import tempfile
@@ -15,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+from echo_node.contract.jail.chat_template import ChatTemplate
 from echo_node.engine.base import TensorBytes
 from echo_node.engine.gguf_map import read_plan
 from echo_node.identity.key_backup import Cost, peer_of, write_backup
@@ -83,13 +83,8 @@ def _tokenizer(folder: Path) -> None:
 
 
 def _template(data: bytes) -> None:
-    words = Tokenizer(_words(), {"eos_token": "$"}, data.decode("utf-8", "replace"))
-    words.render(MESSAGES)
-
-
-@functools.cache
-def _words() -> object:
-    return Tokenizer.from_folder(embedded.folder())._words
+    known = {"eos_token": "$", "messages": MESSAGES, "add_generation_prompt": True}
+    ChatTemplate(data.decode("utf-8", "replace")).render(known)
 
 
 def _weights() -> list[bytes]:
@@ -189,7 +184,7 @@ TARGETS: Final = [
     ),
     Target(
         name="chat-template",
-        entry="echo_node.runs.tokenizer.Tokenizer.render",
+        entry="echo_node.contract.jail.chat_template.ChatTemplate.render",
         opener=plain(_template),
         seeds=lambda: [TEMPLATE.encode(), b"{{ messages | tojson }}", b"{% set x = 3 * 4 %}{{ x }}"],
         most=512,

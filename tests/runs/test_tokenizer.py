@@ -12,9 +12,10 @@ import pytest
 from tokenizers import Tokenizer as Words
 from tokenizers import decoders, models, pre_tokenizers
 
+from echo_node.contract.jail.chat_template import LONGEST_TEMPLATE
 from echo_node.errors import ContractError, DefectError, StoreError
 from echo_node.models.embedded import folder as embedded
-from echo_node.runs.tokenizer import LONGEST_TEMPLATE, Tokenizer
+from echo_node.runs.tokenizer import Tokenizer
 
 CHATML = (
     "{% for message in messages %}"
@@ -145,6 +146,35 @@ HOSTILE = {
     "filter": "{{ 'a' | center(1000000000) }}",
     "range": "{% for i in range(1000000000) %}{% endfor %}",
     "output": "{% for i in range(99999) %}" + "x" * 100 + "{% endfor %}",
+    "doubling by ~": "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}"
+    "{% endfor %}{{ ns.s | length }}",
+    "doubling by +": "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}"
+    "{% endfor %}{{ ns.s | length }}",
+    "doubling by join": "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(40) %}"
+    "{% set ns.s = [ns.s, ns.s] | join %}{% endfor %}{{ ns.s | length }}",
+    "doubling by replace": "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(40) %}"
+    "{% set ns.s = ns.s | replace('x', 'xx') %}{% endfor %}{{ ns.s | length }}",
+    "doubling by a block": "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(40) %}"
+    "{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = t %}{% endfor %}{{ ns.s | length }}",
+    "doubling of lists": "{% set ns = namespace(s=[1]) %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}"
+    "{% endfor %}{{ ns.s | length }}",
+    "lists in lists": "{% set ns = namespace(s=[1]) %}{% for i in range(40) %}{% set ns.s = [ns.s, ns.s] %}"
+    "{% endfor %}{{ ns.s | tojson | length }}",
+    "a macro that calls itself": "{% macro m(s) %}{{ m(s ~ s) }}{% endmacro %}{{ m('xxxxxxxx') | length }}",
+    "macros in macros": "{% macro a() %}"
+    + "x" * 9999
+    + "{% endmacro %}"
+    + "".join(
+        f"{{% macro {chr(98 + n)}() %}}" + f"{{{{ {chr(97 + n)}() }}}}" * 30 + "{% endmacro %}"
+        for n in range(6)
+    )
+    + "{{ g() | length }}",
+    "batches": "{{ [1] | batch(1000000000, 'x') | list | length }}",
+    "slices": "{{ [1] | slice(1000000000) | list | length }}",
+    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endfor %}",
+    "digits": "{% set ns = namespace(n=10) %}{% for i in range(40) %}{% set ns.n = ns.n + ns.n %}{% endfor %}"
+    "{{ 'x' * ns.n }}",
     "its own refusal": "{{ raise_exception('roles must alternate') }}",
     "the clock": "{{ strftime_now('%Y') }}",
 }

@@ -12,25 +12,28 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from echo_node.contract.api import Contract, prompt_of, score_of
 from echo_node.contract.jail.child import answer_in_child
 from echo_node.contract.jail.enclosure import Bounds, Enclosure, TooLargeError, code_paths
 from echo_node.contract.jail.process import MAX_MESSAGE_BYTES, OUT_OF_MEMORY
 from echo_node.contract.jail.required import ADVICE_NO_LAYER
-from echo_node.contract.jail.serde import TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
+from echo_node.contract.jail.serde import TEMPLATE, TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
 from echo_node.contract.registry import load
 from echo_node.errors import ContractError, EchoError, boundary
 from echo_node.runtime.ipc import Message, MessageError, Pipe, PipeEndedError, PipeError
 
+if TYPE_CHECKING:
+    from echo_node.contract.jail.chat_template import ChatTemplate
 
-def answer(contract: Contract, asked: str, item: list[Any]) -> Message:
+
+def answer(task: Contract | ChatTemplate, asked: str, item: list[Any]) -> Message:
     """Return the answer to one item: its result, or why there is none."""
     try:
-        return {"kind": "result", "fields": _ANSWERS[asked](contract, *item)}
+        return {"kind": "result", "fields": _ANSWERS[asked](task, *item)}
     except ContractError as error:
         out_of_memory = isinstance(error.__cause__, MemoryError)
         return {"kind": "failed", "reason": str(error), "out_of_memory": out_of_memory}
@@ -59,18 +62,26 @@ def _own_answer(contract: Contract, prompt: list[Any]) -> list[Any]:
         return [text]
 
 
+def _render(template: ChatTemplate, variables: dict[str, Any]) -> list[Any]:
+    return [template.render(variables)]
+
+
 _ANSWERS: Final[dict[str, Callable[..., list[Any]]]] = {
     "prompt": _prompt,
     "held_out": partial(_prompt, held_out=True),
     "score": _score,
     "answer": _own_answer,
+    "render": _render,
 }
 
 
-def set_up(start: Message, parent: int, control: socket.socket) -> tuple[Contract, Enclosure, bool]:
+def set_up(
+    start: Message, parent: int, control: socket.socket
+) -> tuple[Contract | ChatTemplate, Enclosure, bool]:
     """Isolate this process, then load the contract; refuse if a required layer is missing.
 
-    Return the contract, the layers, and whether each item is to be answered in a child.
+    Return the contract or chat template, the layers, and whether each item is to be answered in a
+    child.
     """
     name, version, memory_bytes = start["name"], start["version"], start["memory_bytes"]
     bounds = Bounds(parent, memory_bytes, start["cpu_seconds"], frozenset(start["off"]))
@@ -82,13 +93,20 @@ def set_up(start: Message, parent: int, control: socket.socket) -> tuple[Contrac
         raise ContractError(
             f"the jail of {name} {version} lacks a layer that must hold: {missing}", advice=ADVICE_NO_LAYER
         )
-    contract = load(name, version, start["params"])
+    task = _template(start["params"]) if name == TEMPLATE else load(name, version, start["params"])
     try:
         threaded = enclosure.limit()
     except TooLargeError as error:
         what = f"{name} {version} {error}, and may have {memory_bytes >> 20} MiB"
         raise ContractError(what, advice="allow it more memory") from error
-    return contract, enclosure, forks and not threaded
+    return task, enclosure, forks and not threaded
+
+
+def _template(params: Mapping[str, str]) -> ChatTemplate:
+    # Imported by those alone who render: jinja would double the time that a jail takes to start.
+    from echo_node.contract.jail.chat_template import ChatTemplate  # noqa: PLC0415
+
+    return ChatTemplate(params["template"])
 
 
 def _hand_over(control: socket.socket, listener: int) -> None:
@@ -98,15 +116,16 @@ def _hand_over(control: socket.socket, listener: int) -> None:
 
 
 def serve(pipe: Pipe, control: socket.socket, parent: int) -> None:
-    """Start the contract that the first message names, then answer until the pipe ends."""
+    """Start what the first message names, then answer until the pipe ends."""
     start = pipe.expect(None)
     try:
-        contract, enclosure, forks = set_up(start, parent, control)
+        task, enclosure, forks = set_up(start, parent, control)
     except EchoError as error:
         pipe.send({"kind": "refused", "what": error.what, "advice": error.advice})
         return
     layers = [[layer.name, layer.active, layer.why_not] for layer in enclosure.layers]
-    score_range = {"low": float(contract.low), "high": float(contract.high)}
+    low, high = (task.low, task.high) if isinstance(task, Contract) else (0.0, 1.0)
+    score_range = {"low": float(low), "high": float(high)}
     pipe.send({"kind": "ready", **score_range, "layers": layers, "forks": forks})
     if forks:
         gc.collect()
@@ -115,7 +134,7 @@ def serve(pipe: Pipe, control: socket.socket, parent: int) -> None:
         request = pipe.expect(None)
         token, asked = request["token"], request["kind"]
         for index, item in enumerate(request["items"]):
-            work = partial(answer, contract, asked, item)
+            work = partial(answer, task, asked, item)
             pipe.send({"token": token, "index": index, **(answer_in_child(work) if forks else work())})
 
 

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from echo_node.contract.api import Prompt
 
+TEMPLATE: Final = "chat-template"
+"""Name of a jail that renders the template in its parameters and has no contract."""
 TEXT_BYTES: Final = 2**20
 """Most bytes of one completion, and of one prompt with its system text and data."""
 
