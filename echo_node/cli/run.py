@@ -79,14 +79,22 @@ def new(
     """
     from echo_node.cli.progress import model_bar
     from echo_node.config import state_home
-    from echo_node.runs.spec import MANIFEST, new_run, read_run_file, write_run
+    from echo_node.runs.spec import EMBEDDED, MANIFEST, model_folder, new_run, read_run_file, write_run
     from echo_node.storage.state_dir import prepared
+    from echo_node.trainer.dry_run import dry_run
     from protocol import open_manifest
 
+    def note(text: str) -> None:
+        say(f"note: {text}", err=True)
+
     spec = read_run_file(file, changes or ())
-    author = prepared(state or state_home()).identity()
+    place = prepared(state or state_home())
     with model_bar() as progress:
-        sealed = new_run(spec, author, progress=progress, note=lambda text: say(f"note: {text}", err=True))
+        sealed = new_run(spec, place.identity(), progress=progress, note=note)
+        if spec.model != EMBEDDED:  # which the tests of every release take through all of it
+            manifest, model = open_manifest(sealed).message, model_folder(spec.model, progress)
+            for untried in dry_run(manifest, model, place.path, progress=progress):
+                note(f"{untried} was not tried with this model: its packages are not installed here")
     folder = out or file.with_suffix("")
     write_run(folder, spec, sealed)
     run = open_manifest(sealed).id.hex()

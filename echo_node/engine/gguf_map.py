@@ -97,7 +97,9 @@ def read_plan(folder: Path, kind: str = "f16") -> ModelPlan:
     _check_heads(family, hidden, heads, kv_heads, head_size)
     tied = bool(config.get("tie_word_embeddings", family.tied))
     if family.output != "either" and tied != (family.output == "tied"):
-        raise refusal(f"a {name} model whose output is {'tied' if tied else 'not tied'} to its embedding")
+        raise refusal(
+            f"models of type {name!r} whose output is {'tied' if tied else 'not tied'} to its embedding"
+        )
     own = family.check(config, layers, head_size)
     places = _places(config, family, layers, hidden, (heads, kv_heads, head_size), tied=tied)
     return ModelPlan(

@@ -27,6 +27,7 @@ from echo_node.models.model_source import open_model
 from echo_node.models.progress import Progress, no_progress
 from echo_node.net.discovery.seeds import parse_seeds
 from echo_node.runs.model_download import is_downloaded
+from echo_node.runs.model_support import check_model, fitting_engines
 from echo_node.runs.run import ENGINES, Run, draft
 from echo_node.runs.validation import check_learnable
 from protocol import (
@@ -172,6 +173,8 @@ def new_run(
         staleness=spec.sync.staleness if spec.sync.mode == "async" else 0,
     )
     folder = model_folder(spec.model, progress, note)
+    longest = spec.sampling.max_prompt + spec.sampling.max_tokens
+    check_model(folder, longest)
     with as_a_guest(name):
         sealed = draft(
             name=spec.name,
@@ -184,7 +187,9 @@ def new_run(
             author=author,
             trainers=[_key(each, "trainers") for each in spec.trainers],
             verifiers=[_key(each, "verifiers") for each in spec.verifiers],
-            engines=_engines(spec.engines),
+            engines=fitting_engines(
+                _engines(spec.engines), folder, longest, named=bool(spec.engines), note=note
+            ),
             verification=Verification(**spec.verification.model_dump()),
             electors=[_key(each, "terms.electors") for each in spec.terms.electors],
             heartbeat_ms=spec.terms.heartbeat_ms,

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from blake3 import blake3
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from echo_node.engine.base import TensorBytes
@@ -171,6 +173,16 @@ class TrainStep:
             learning_rate=rate,
             tally=tally,
         )
+
+    @torch.no_grad()
+    def log_probs(self, group: TrainingGroup) -> list[NDArray[np.float32]]:
+        """Return the policy's log-probability of each token of each completion, without a step."""
+        found: list[NDArray[np.float32]] = []
+        for row in rows_of(group, [0.0] * len(group.completions), self.settings.row_tokens):
+            values, _ = self._policy(pack([row], self._device))
+            own = values.cpu().numpy()
+            found += [own[place, : len(branch.targets)] for place, branch in enumerate(row.branches)]
+        return found
 
     def _teaches(self, group: TrainingGroup) -> bool:
         rewards = [reward for _, _, reward in group.completions]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import transformers
 
+from echo_node.trainer.dry_run_model import draw_weights
+
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -95,17 +97,6 @@ def make(at: Path, name: str, seed: int = 0, **changes: Any) -> Path:
     kind, settings = MODELS[name]
     config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **settings, **changes})
     model = transformers.AutoModelForCausalLM.from_config(config)
-    draws = torch.Generator().manual_seed(seed)
-    norm = 0.0 if kind.startswith("Gemma") else 1.0  # the gemmas add 1 themselves
-    with torch.no_grad():
-        for own, weight in model.named_parameters():
-            scale = 0.3 if weight.ndim == 1 else 1.5 / weight.shape[-1] ** 0.5
-            if "q_proj" in own and (cap := getattr(config, "attn_logit_softcapping", None)):
-                scale *= cap / 2  # attention scores as large as their soft cap
-            if weight.shape[0] == VOCABULARY and (cap := getattr(config, "final_logit_softcapping", None)):
-                scale *= cap / 1.5  # logits as large as theirs
-            weight.copy_(torch.randn(weight.shape, generator=draws) * scale)
-            if weight.ndim == 1 and "bias" not in own:
-                weight.add_(norm)
+    draw_weights(model, seed)
     model.to(torch.bfloat16).save_pretrained(at)
     return at
