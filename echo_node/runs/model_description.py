@@ -5,7 +5,7 @@ The weights are read once, chunk by chunk: hashed, and checked to be finite.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from echo_node.models.bf16_file import is_finite
 from echo_node.models.folder import map_folder, read_json, read_model_config
 from echo_node.models.intake import MODEL_FILES
 from echo_node.models.progress import Progress, no_progress
+from echo_node.runs.tokenizer import Tokenizer
 from echo_node.weights.tensors import State, chunks, from_mapped, layout_of
 from protocol import blob_id, encode, limits, merkle_root
 from protocol.manifest import Model, ModelFile
@@ -28,8 +29,11 @@ _FILE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of one small file, as on the wire."""
 
 
-def describe_model(folder: Path, progress: Progress = no_progress) -> Model:
-    """Return a model's part of the manifest; refuse weights that are not finite."""
+def describe_model(folder: Path, progress: Progress = no_progress, stop: Sequence[str] = ()) -> Model:
+    """Return a model's part of the manifest; refuse weights that are not finite.
+
+    The tokens of `stop` texts end a completion too.
+    """
     config = read_model_config(folder)
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(
@@ -41,7 +45,7 @@ def describe_model(folder: Path, progress: Progress = no_progress) -> Model:
         return Model(
             architecture=config["architectures"][0],
             context=_number(config, *_CONTEXTS),
-            end_tokens=end_tokens(folder, config),
+            end_tokens=end_tokens(folder, config, stop),
             files=tuple(_file(folder / name) for name in MODEL_FILES if (folder / name).is_file()),
             layout=blob_id(encode(layout_of(state))),
             root=merkle_root(list(_hashes(state, f"hashing {folder.name}", progress))),
@@ -49,8 +53,8 @@ def describe_model(folder: Path, progress: Progress = no_progress) -> Model:
         )
 
 
-def end_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """Return the ids that end a completion, of config.json and generation_config.json."""
+def end_tokens(folder: Path, config: dict[str, Any], stop: Sequence[str] = ()) -> tuple[int, ...]:
+    """Return the ids that end a completion: of the model's files, and of stop texts."""
     generation = folder / "generation_config.json"
     found: set[int] = set()
     for settings in (config, read_json(generation) if generation.is_file() else {}):
@@ -61,6 +65,9 @@ def end_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
             f"{folder} names no end token, so that no completion would ever end",
             advice="add eos_token_id to its generation_config.json",
         )
+    if stop:
+        tokenizer = Tokenizer.from_folder(folder)
+        found |= {tokenizer.stop_token(each) for each in stop}
     if len(found) > limits.END_TOKENS or not all(type(each) is int for each in found):
         raise ConfigError(
             f"{folder}: its end tokens are {limits.END_TOKENS} ids at most, not {sorted(map(str, found))}"

@@ -61,6 +61,8 @@ class SamplingTable(BaseModel):
     max_prompt: int = Field(default=7, ge=1, le=limits.TOKENS)
     max_tokens: int = Field(default=6, ge=1, le=limits.TOKENS)
     temperature: float = Field(default=1.0, ge=0.01, le=100.0)
+    stop: list[str] = Field(default_factory=list, max_length=limits.END_TOKENS)
+    """Texts that end a completion as the end token does; each is one token of the model."""
 
 
 class SyncTable(BaseModel):
@@ -182,7 +184,8 @@ def new_run(
             contract=contract,
             params=spec.params,
             algorithm=spec.algorithm,
-            sampling_=Sampling(**spec.sampling.model_dump()),
+            sampling_=Sampling(**spec.sampling.model_dump(exclude={"stop"})),
+            stop=spec.sampling.stop,
             sync=sync,
             author=author,
             trainers=[_key(each, "trainers") for each in spec.trainers],

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from echo_node.contract.jail.serde import TEMPLATE
 from echo_node.contract.sandbox import Sandbox
-from echo_node.errors import ContractError, DefectError, StoreError, boundary
+from echo_node.errors import ConfigError, ContractError, DefectError, StoreError, boundary
 
 _RENDER_SECONDS: Final = 5.0
 """Most time for one conversation."""
@@ -71,6 +71,17 @@ class Tokenizer:
         """Return the ids of a text and no others; names of special tokens become those tokens."""
         with boundary(ContractError, "turning a text into tokens of this model"):
             return np.array(self._words.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def stop_token(self, text: str) -> int:
+        """Return the one id that stands for a stop text, and for nothing more or less."""
+        ids = self.encode(text)
+        if len(ids) != 1 or self.decode(ids, ()) != text:
+            found = [self.decode([each], ()) for each in ids[:8]]
+            raise ConfigError(
+                f"the stop text {text!r} is no single token of this model, but {found}",
+                advice="stop at a text that is one token, such as a newline",
+            )
+        return int(ids[0])
 
     def decode(self, ids: ArrayLike, end_tokens: Collection[int] | None = None) -> str:
         """Return the text of ids, without the end token if it is the last.

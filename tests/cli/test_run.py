@@ -203,6 +203,19 @@ def test_who_votes_is_named_or_follows_and_run_show_says_what_comes_of_it(
     assert says in invoke("run", "show", tmp_path / "digits").stdout
 
 
+def test_stop_texts_of_a_run_file_end_completions_and_one_that_is_no_token_is_refused(tmp_path, state, write):
+    done = invoke("run", "new", write('[sampling]\nstop = ["="]\n'), "--state", state)
+    assert done.exit_code == 0, done.output
+    manifest = read_manifest(tmp_path / "digits").message
+    assert set(manifest.model.end_tokens) > {11}
+    refused = invoke(
+        "run", "new", write('[sampling]\nstop = ["12"]\n'), "--state", state, "--out", tmp_path / "other"
+    )
+    assert isinstance(refused.exception, ConfigError)
+    assert "the stop text '12' is no single token of this model" in str(refused.exception)
+    assert not (tmp_path / "other" / "manifest").exists()
+
+
 def test_a_run_is_not_overwritten(tmp_path, state, write):
     assert invoke("run", "new", write(), "--state", state).exit_code == 0
     before = (tmp_path / "digits" / "manifest").read_bytes()

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Words
 from tokenizers import decoders, models, pre_tokenizers
 
 from echo_node.contract.jail.chat_template import LONGEST_TEMPLATE
-from echo_node.errors import ContractError, DefectError, StoreError
+from echo_node.errors import ConfigError, ContractError, DefectError, StoreError
 from echo_node.models.embedded import folder as embedded
 from echo_node.runs.tokenizer import Tokenizer
 
@@ -54,6 +54,23 @@ def chat(tmp_path):
         return Tokenizer.from_folder(tmp_path)
 
     return with_template
+
+
+def test_a_stop_text_is_one_token_or_refused_with_what_it_is(chat):
+    tokenizer = chat(CHATML)
+    newline = tokenizer.stop_token("\n")
+    assert tokenizer.decode([newline], ()) == "\n"
+    assert tokenizer.stop_token("<|im_end|>") == tokenizer.encode("<|im_end|>")[0]
+    with pytest.raises(ConfigError, match=r"'ab' is no single token of this model, but \['a', 'b'\]"):
+        tokenizer.stop_token("ab")
+    with pytest.raises(ConfigError, match="is no single token"):
+        tokenizer.stop_token("")
+
+
+def test_a_stop_text_that_the_model_cannot_write_is_refused(digits):
+    assert digits.stop_token("=") == 11
+    with pytest.raises(ContractError, match="turning a text into tokens"):
+        digits.stop_token("\n")
 
 
 def test_the_embedded_task_reads_as_people_write_it(digits):
