@@ -93,10 +93,10 @@ def test_the_wire_pulls_in_no_network_and_no_model(tmp_path):
 
 
 def test_importing_the_wire_takes_under_a_fifth_of_importing_torch(tmp_path):
-    timed = "import time; start = time.perf_counter()\n{}\nprint(time.perf_counter() - start)"
+    timed = "import time; start = time.process_time()\n{}\nprint(time.process_time() - start)"
     pairs = [
         [float(python(timed.format(code), tmp_path)) for code in (EVERY_MODULE, "import torch")]
-        for _ in range(7)
+        for _ in range(3)
     ]
     wire, torch = (statistics.median(times) for times in zip(*pairs, strict=True))
     assert wire < torch / 5, f"protocol {wire:.2f} s, torch {torch:.2f} s"
