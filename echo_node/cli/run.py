@@ -191,7 +191,7 @@ def open_(run: Named, *, state: State = None) -> None:
 
     Takes effect within seconds, also while the trainer runs.
     """
-    from echo_node.node import OPEN
+    from echo_node.runs.role_presence import OPEN
 
     manifest, folder = _own(run, state)
     with _marking(folder / OPEN):
@@ -202,7 +202,7 @@ def open_(run: Named, *, state: State = None) -> None:
 @app.command()
 def close(run: Named, *, state: State = None) -> None:
     """Remove a run from the open ones. Members stay; its links and its id still work."""
-    from echo_node.node import OPEN
+    from echo_node.runs.role_presence import OPEN
 
     manifest, folder = _own(run, state)
     with _marking(folder / OPEN):

@@ -1,4 +1,4 @@
-"""Choose a sampler's engine class and number of concurrent groups by memory.
+"""Choose an engine class and number of concurrent groups by memory, and start the engine.
 
 The estimate is conservative; what does not fit after all is refused when it is loaded.
 """
@@ -7,17 +7,27 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from echo_node.engine.engine_classes import ready_classes, torch_device
+import trio
+
+from echo_node.engine.base import Engine
+from echo_node.engine.engine_classes import EngineSpec, ready_classes, torch_device
 from echo_node.engine.host_resources import SPARE, available_memory
+from echo_node.engine.worker.client import WorkerEngine
 from echo_node.errors import ConfigError, boundary
 from echo_node.runs.run import Run, read_model
 from echo_node.runtime.resource_limits import ResourceLimits
+from echo_node.runtime.threads import run_abandonable
 from echo_node.weights.tensors import layout_of
 
 MOST_SLOTS: Final = 16
+"""Groups that an engine generates at once."""
+MOST_ROWS: Final = 128
+"""Completions that an engine samples at once."""
 _WEIGHT_BYTES: Final = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
 _LIBRARY_BYTES: Final = {"torch": 500_000_000, "llama": 100_000_000}
 """Memory of the library before any weight is loaded, in bytes."""
@@ -96,3 +106,19 @@ def select_within(
     if larger := classes[: classes.index(found)]:
         why += f"; {', '.join(larger)} would take more"
     return EngineChoice(found, slots or fit, why)
+
+
+@asynccontextmanager
+async def open_worker(
+    run: Run, allowance: ResourceLimits, engine_class: str, *, completions: int, threads: int | None
+) -> AsyncGenerator[Engine]:
+    """Start an engine of a run in its own process, and close it at the end."""
+    rows = max(1, min(MOST_ROWS, completions))
+    spec = EngineSpec(engine_class, run.folder, device=allowance.device, rows=rows, threads=threads)
+    engine = WorkerEngine(spec, memory_bytes=allowance.memory)
+    try:
+        await run_abandonable(engine.start)
+        yield engine
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(engine.close)

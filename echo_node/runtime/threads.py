@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from typing import TypeVar
 
 import trio
@@ -48,3 +49,12 @@ async def run_stoppable(work: Callable[[Callable[[], bool]], T]) -> T:
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+@asynccontextmanager
+async def enter_in_thread(manager: AbstractContextManager[T]) -> AsyncGenerator[T]:
+    """Enter a context manager in a thread, since that is slow, and leave it in this one."""
+    value = await run_abandonable(manager.__enter__)
+    with ExitStack() as stack:
+        stack.push(manager.__exit__)
+        yield value

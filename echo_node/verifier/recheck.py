@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from echo_node.engine.base import Engine
+from echo_node.errors import ContractError, EngineError, StoreError
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
 from echo_node.verifier.evidence_files import EvidenceFiles
 from echo_node.verifier.replay_check import Finding, ReplayCheck, ScoredPiece
 
 log = logging.getLogger(__name__)
+UNDECIDED: Final = "undecided"
+"""Result of a check that speaks neither for a group nor against it."""
 
 
 class EngineSource(Protocol):
@@ -64,6 +67,20 @@ class Recheck:
             )
         self.save(admitted, second, first, pieces)
         return second
+
+    def result_of(self, group: RolloutRecord) -> str | None:
+        """Return why a group is dishonest, None if it is not, or "undecided".
+
+        That it cannot be checked here is a fault of this node, and not of the group.
+        """
+        try:
+            finding = self.check(group)
+        except (ContractError, EngineError, StoreError) as error:
+            log.warning("group %s not checked: %s", group.id.hex()[:16], error)
+            return UNDECIDED
+        if finding is None or (finding.breach and not finding.breach.sure):
+            return UNDECIDED
+        return finding.breach.reason if finding.breach else None
 
     def save(
         self,

@@ -7,9 +7,10 @@ stall it. Acknowledged items are kept until `forget`, since a new leader may lac
 from __future__ import annotations
 
 import sqlite3
+import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -292,12 +293,18 @@ class Outbox:
 
 
 @asynccontextmanager
-async def open_outbox(path: Path, *, items: int = ITEMS, most_bytes: int = BYTES) -> AsyncGenerator[Outbox]:
-    """Open or make the outbox file, for one process at a time (`StoreError`)."""
-    async with open_sqlite(path, _DATABASE) as file:
-        outbox = Outbox(file, items=items, most_bytes=most_bytes)
-        await outbox.load()
-        yield outbox
+async def open_outbox(
+    path: Path | None, *, items: int = ITEMS, most_bytes: int = BYTES
+) -> AsyncGenerator[Outbox]:
+    """Open or make the outbox file, for one process at a time (`StoreError`).
+
+    Without a path it is temporary.
+    """
+    with tempfile.TemporaryDirectory(prefix="echo-outbox-") if path is None else nullcontext("") as folder:
+        async with open_sqlite(path or Path(folder, "outbox.sqlite"), _DATABASE) as file:
+            outbox = Outbox(file, items=items, most_bytes=most_bytes)
+            await outbox.load()
+            yield outbox
 
 
 def _select(rows: Sequence[tuple[bytes, int]], wanted: set[bytes] | None) -> dict[bytes, int]:
