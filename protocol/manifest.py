@@ -80,7 +80,7 @@ class ContractVector:
 
 @record
 class ContractPin:
-    """The task: plugin name and version, wheel hash unless built in, parameters, vectors."""
+    """The task: plugin name and version, package hash unless built in, parameters, vectors."""
 
     name: Slug
     params: Params

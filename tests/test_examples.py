@@ -72,7 +72,26 @@ def test_a_run_of_ones_own_contract_is_made_from_its_file(python_with_own_contra
     command = [python_with_own_contract, "-m", "echo_node", "run", "new", "mine.toml", "--state", "state"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert read_manifest(tmp_path / "mine").message.contract.name == "digits-sorted"
+    pinned = read_manifest(tmp_path / "mine").message.contract
+    assert pinned.name == "digits-sorted"
+    assert pinned.wheel is not None
+    join = [
+        python_with_own_contract,
+        "-m",
+        "echo_node",
+        "join",
+        "--role",
+        "sampler",
+        "mine",
+        "--state",
+        "other",
+    ]
+    [module] = (python_with_own_contract.parent.parent / "lib").rglob("echo_contract_digits_sorted.py")
+    module.write_text(module.read_text() + "\n# another release\n")
+    done = subprocess.run(join, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    assert done.returncode != 0
+    assert "the package of digits-sorted 1 is not the one that the run names" in done.stderr
+    assert "install the release" in done.stderr
 
 
 @pytest.mark.slow

@@ -31,6 +31,11 @@ def agree(manifest: Opened[Manifest]) -> bool:
         " machine; it makes prompts and rewards, in a sandbox",
         err=True,
     )
+    if run.contract.wheel is not None:
+        say(
+            f"  code: a package of the hash {run.contract.wheel.hex()}, which is checked before it runs",
+            err=True,
+        )
     if not sys.stdin.isatty():
         raise ConfigError(
             "joining this run needs consent, and standard input is not a terminal", advice="pass --yes"

@@ -47,6 +47,25 @@ def is_built_in(name: str, version: str) -> bool:
     return (name, version) in BUILT_IN
 
 
+def entry_of(name: str, version: str) -> EntryPoint:
+    """Return a plug-in's entry point, without importing it; refuse two of one name."""
+    found = [
+        entry
+        for entry in entry_points(group=GROUP)
+        if (listed := _listing(entry)).name == name and listed.version in {"", version}
+    ]
+    if not found:
+        others = [f"{known} (built in)" for wanted, known in BUILT_IN if wanted == name]
+        raise _missing(name, version, others)
+    if len(found) > 1:
+        packages = ", ".join(sorted(_listing(entry).package for entry in found))
+        raise ContractError(
+            f"the contract {name} {version} is declared more than once: {packages}",
+            advice="uninstall all of these packages but the one that the run names",
+        )
+    return found[0]
+
+
 def find(name: str, version: str) -> type[Contract]:
     """Return the class of a contract; an error says what to install."""
     if (name, version) in BUILT_IN:

@@ -59,13 +59,14 @@ class Sandbox:
         start_seconds: float = 60.0,
         require: Iterable[str] = (),
         folders: Iterable[Path] = (),
+        wheel: bytes | None = None,
         _without: Iterable[str] = (),
     ) -> None:
         """Prepare the pool; processes start with the first call.
 
         `seconds` bounds one score and `memory_bytes` one process; `require` names layers without
-        which nothing runs, as `jail.required` does; `folders` are searched for packages besides the
-        usual places.
+        which nothing runs, as `jail.required` does; `folders` are searched for packages after the
+        usual places. `wheel` is the digest of the contract's package that a run pins.
         """
         if workers < 1:
             raise ConfigError(f"a jail has at least one process, not {workers}")
@@ -79,6 +80,7 @@ class Sandbox:
             cpu_seconds=_CPU_SECONDS,
             require=tuple(require),
             folders=tuple(folders),
+            wheel=wheel,
             apart=name != TEMPLATE and not is_built_in(name, version),
             off=frozenset(_without),
         )

@@ -26,9 +26,11 @@ from echo_node.contract import (
 from echo_node.contract.jail import Layer
 from echo_node.contract.jail.required import REQUIRED
 from echo_node.contract.jail.worker import Failed
+from echo_node.contract.package_digest import check_package, package_digest
+from echo_node.contract.registry import entry_of, is_built_in
 from echo_node.contract.sandbox import JailedContract, load_jailed, score_or_zero
 from echo_node.engine.base import SamplingLimits
-from echo_node.errors import ConfigError, boundary
+from echo_node.errors import ConfigError, ContractError, boundary
 from echo_node.models.folder import map_folder
 from echo_node.models.progress import Progress, no_progress
 from echo_node.net.blobs.blob_registry import InFile
@@ -77,11 +79,19 @@ class Run:
                     advice="give the run's own model with --model",
                 )
         named = message.contract
-        contract = (
-            load_jailed(named.name, named.version, named.params, require=require)
-            if jailed
-            else load(named.name, named.version, named.params)
-        )
+        if named.wheel is None and not is_built_in(named.name, named.version):
+            entry_of(named.name, named.version)  # an error of its own where it is not installed
+            raise ContractError(
+                f"the run pins no package for {named.name} {named.version}, which is not built in here",
+                advice="its author can make the run anew: echo-node run new",
+            )
+        if jailed:
+            pinned = {"require": require, "wheel": named.wheel}
+            contract: Contract = load_jailed(named.name, named.version, named.params, **pinned)
+        else:
+            if named.wheel is not None:
+                check_package(named.name, named.version, named.wheel)
+            contract = load(named.name, named.version, named.params)
         check_vectors(contract, message.contract.vectors)
         return cls(manifest, folder, contract, Tokenizer.from_folder(folder))
 
@@ -239,7 +249,7 @@ def draft(
             params=dict(params),
             vectors=contract_vectors(contract, [derive("vector", nonce, bytes([n])) for n in range(16)]),
             version=contract.version,
-            wheel=None,
+            wheel=package_digest(contract.name, contract.version),
         ),
         engines=tuple(engines),
         model=describe_model(folder, progress, stop),

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from echo_node.contract.api import Contract, prompt_of, score_of
@@ -22,6 +23,7 @@ from echo_node.contract.jail.enclosure import Bounds, Enclosure, TooLargeError, 
 from echo_node.contract.jail.process import MAX_MESSAGE_BYTES, OUT_OF_MEMORY
 from echo_node.contract.jail.required import ADVICE_NO_LAYER
 from echo_node.contract.jail.serde import TEMPLATE, TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
+from echo_node.contract.package_digest import check_package
 from echo_node.contract.registry import load
 from echo_node.errors import ContractError, EchoError, boundary
 from echo_node.runtime.ipc import Message, MessageError, Pipe, PipeEndedError, PipeError
@@ -86,13 +88,20 @@ def set_up(
     name, version, memory_bytes = start["name"], start["version"], start["memory_bytes"]
     bounds = Bounds(parent, memory_bytes, start["cpu_seconds"], frozenset(start["off"]))
     enclosure = Enclosure(bounds)
-    forks = enclosure.close(code_paths(), partial(_hand_over, control) if start["apart"] else None)
+    folders = [Path(folder) for folder in start["folders"]]
+    forks = enclosure.close(
+        [*code_paths(), *folders], partial(_hand_over, control) if start["apart"] else None
+    )
     control.close()
     missing = enclosure.missing(start["require"])
     if missing:
         raise ContractError(
             f"the jail of {name} {version} lacks a layer that must hold: {missing}", advice=ADVICE_NO_LAYER
         )
+    # Last, and only now: a module of theirs must neither shadow another nor run before.
+    sys.path.extend(start["folders"])
+    if start["wheel"] is not None:
+        check_package(name, version, start["wheel"])
     task = _template(start["params"]) if name == TEMPLATE else load(name, version, start["params"])
     try:
         threaded = enclosure.limit()

@@ -58,7 +58,7 @@ class JailedProcess:
     The kernel kills it with the thread that started it, so that thread must outlive all callers.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self) -> None:
         ours, theirs = pair()
         self._control, their_control = pair()
         self.pipe = Pipe(ours, max_bytes=MAX_MESSAGE_BYTES)
@@ -66,7 +66,7 @@ class JailedProcess:
         """Answers received so far."""
         self._permits: ForkPermits | None = None
         try:
-            self._child = _start((theirs, their_control), environment_for(folders))
+            self._child = _start((theirs, their_control), environment_for())
         except OSError as error:
             ours.close()
             self._control.close()
@@ -168,7 +168,7 @@ def _start(ends: tuple[socket.socket, ...], environment: dict[str, str]) -> subp
     )
 
 
-def environment_for(folders: Sequence[Path]) -> dict[str, str]:
+def environment_for(folders: Sequence[Path] = ()) -> dict[str, str]:
     """Return the child's environment: little of ours, since ours may hold tokens."""
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     paths = os.pathsep.join(str(folder.resolve()) for folder in folders)

@@ -57,6 +57,8 @@ class WorkerLimits:
     folders: tuple[Path, ...]
     apart: bool
     """Whether each item is answered by a process that has seen no other."""
+    wheel: bytes | None = None
+    """Digest that the contract's package must have; None for any."""
     off: frozenset[str] = frozenset()
 
     @property
@@ -197,7 +199,7 @@ class JailWorker:
             self._pause()
             with self._lock:
                 self._stop_if_closed()
-                process = self._process = self.starter.submit(JailedProcess, self.terms.folders).result()
+                process = self._process = self.starter.submit(JailedProcess).result()
             try:
                 with self._retire_on_interrupt():
                     self._ready = self._start(process)
@@ -221,6 +223,8 @@ class JailWorker:
             "cpu_seconds": terms.cpu_seconds,
             "require": list(terms.require),
             "apart": terms.apart,
+            "folders": [str(folder.resolve()) for folder in terms.folders],
+            "wheel": terms.wheel,
             "off": sorted(terms.off),
         }
         _send(process, start, terms.start_seconds)
