@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from echo_node.trainer.step import TrainStep
     from echo_node.trainer.training_state import TrainingState
 
+SEVERAL_VERIFIERS: Final = 2
+"""Verifiers from which on two can disagree, so that the trainer may have to look itself."""
 Joining = Callable[[Identity], AbstractAsyncContextManager[Network]]
 
 
@@ -344,12 +346,17 @@ class Node:
     async def _own_check(
         self, store: WeightsStore, threads: int
     ) -> AsyncGenerator[Callable[[RolloutRecord], str | None] | None]:
-        """Yield the trainer's own replay check of a group, under the verdict policy `self`."""
+        """Yield the trainer's own replay check of a group.
+
+        It is needed under the verdict policy `self`, and where several verifiers may disagree; in
+        that case the engine starts with the first dispute.
+        """
         verification = self._run.manifest.verification
-        if verification.policy != "self" or verification.share <= 0:
+        looks = verification.policy == "self" and verification.share > 0
+        if not looks and len(self._run.manifest.verifiers) < SEVERAL_VERIFIERS:
             yield None
             return
-        async with self._worker("torch/f32", 1, threads) as engine:
+        async with self._worker("torch/f32", 1, threads, start=looks) as engine:
             yield Recheck(self._run, EngineSync(store, engine), self._evidence_folder).result_of
 
     @property
@@ -391,10 +398,12 @@ class Node:
         return present_as(role, self._run, network, needed=needed, folder=self._folder)
 
     def _worker(
-        self, engine_class: str, completions: int, threads: int | None
+        self, engine_class: str, completions: int, threads: int | None, *, start: bool = True
     ) -> AbstractAsyncContextManager[Engine]:
-        """Start an engine of this run in its own process, and close it at the end."""
-        return open_worker(self._run, self._allowance, engine_class, completions=completions, threads=threads)
+        """Open an engine of this run in its own process, and close it at the end."""
+        return open_worker(
+            self._run, self._allowance, engine_class, completions=completions, threads=threads, start=start
+        )
 
 
 def _version_of(store: WeightsStore) -> int | None:

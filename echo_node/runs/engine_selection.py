@@ -110,14 +110,24 @@ def select_within(
 
 @asynccontextmanager
 async def open_worker(
-    run: Run, allowance: ResourceLimits, engine_class: str, *, completions: int, threads: int | None
+    run: Run,
+    allowance: ResourceLimits,
+    engine_class: str,
+    *,
+    completions: int,
+    threads: int | None,
+    start: bool = True,
 ) -> AsyncGenerator[Engine]:
-    """Start an engine of a run in its own process, and close it at the end."""
+    """Open an engine of a run in its own process, and close it at the end.
+
+    It is started now, or with its first use.
+    """
     rows = max(1, min(MOST_ROWS, completions))
     spec = EngineSpec(engine_class, run.folder, device=allowance.device, rows=rows, threads=threads)
     engine = WorkerEngine(spec, memory_bytes=allowance.memory)
     try:
-        await run_abandonable(engine.start)
+        if start:
+            await run_abandonable(engine.start)
         yield engine
     finally:
         with trio.CancelScope(shield=True):

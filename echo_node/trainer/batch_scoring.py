@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 import trio
 
@@ -22,6 +23,8 @@ from echo_node.trainer.verdict_listener import VerdictEnforcer
 from echo_node.trainer.verdict_policy import UNDECIDED, VerdictPolicy
 
 log = logging.getLogger(__name__)
+CONTESTED_PER_STEP: Final = 2
+"""Most condemned groups that the trainer looks at in one step."""
 
 
 class BatchScorer:
@@ -48,6 +51,7 @@ class BatchScorer:
         self, groups: tuple[RolloutRecord, ...]
     ) -> tuple[tuple[RolloutRecord, ...], dict[bytes, str]]:
         """Return the scored groups to learn from, and the reasons of those left out."""
+        await self._check_contested()
         checked = await self._check_share(groups)
         scored = await trio.to_thread.run_sync(self._score, checked)
         await self._enforcer.flush()
@@ -60,6 +64,15 @@ class BatchScorer:
             self._receipts.withdraw(group, reason)
             self._left_out[reason] += 1
         return reasons
+
+    async def _check_contested(self) -> None:
+        """Look at groups that a lone verifier condemned: the own finding settles the dispute."""
+        for _ in range(CONTESTED_PER_STEP):
+            if (group := self._policy.next_contested()) is None:
+                return
+            found = await trio.to_thread.run_sync(self._policy.check, group)
+            await self._journal.find([found])
+            self._enforcer.apply(self._policy.take(found))
 
     async def _check_share(self, groups: tuple[RolloutRecord, ...]) -> tuple[RolloutRecord, ...]:
         """Check a share of the groups with the trainer's model, if the run asks for it."""
@@ -78,7 +91,9 @@ class BatchScorer:
         bad |= {
             found.group: "unverified"
             for found in findings
-            if found.result == UNDECIDED and found.group not in bad and self._policy.is_young(found.sampler)
+            if found.result == UNDECIDED
+            and found.group not in bad
+            and (self._policy.is_young(found.sampler) or self._policy.disputes.is_disputed(found.sampler))
         }
         for group, reason in bad.items():
             self._receipts.withdraw(group, reason)

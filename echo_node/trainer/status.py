@@ -106,6 +106,9 @@ class TrainerStatus:
             "waits_for": waits_for,
             "dropped": dict(sorted((self._buffer.dropped + self._drops).items())),
             "muted": {peer_id(key): mute.why for key, mute in sorted(self._mutes().items())[:MOST_MUTED]},
+            "verifiers_overturned": {
+                peer_id(key): count for key, count in sorted(self._policy.disputes.overturned.items())
+            },
             "tokens_per_second": round(self._tokens.per_second(), 1),
             "paused": list(self._gate.reasons),
         }

@@ -40,12 +40,14 @@ class VerdictEnforcer:
         self._unwritten: dict[bytes, str] = {}
         """Groups that left the buffer, by reason; the findings are on disk already."""
 
-    def apply(self, consequences: Consequences) -> None:
-        """Remove condemned groups, and all that wait of muted samplers."""
-        self._withdraw(self._buffer.remove(consequences.condemned, "condemned"), "condemned")
+    def apply(self, consequences: Consequences) -> list[RolloutRecord]:
+        """Remove condemned groups, and all that wait of muted samplers; return the condemned."""
+        condemned = self._buffer.remove(consequences.condemned, "condemned")
+        self._withdraw(condemned, "condemned")
         if consequences.muted:
             removed = self._buffer.remove_where(lambda group: group.sampler in consequences.muted, "muted")
             self._withdraw(removed, "muted")
+        return condemned
 
     def notify(self) -> None:
         """Wake whoever waits for a batch: other groups may be drawn than before."""
@@ -83,7 +85,7 @@ class VerdictListener:
                 if findings:
                     await self._journal.find(findings)
                     for found in findings:
-                        self._enforcer.apply(self._policy.take(found))
+                        self._policy.contest(self._enforcer.apply(self._policy.take(found)))
                     await self._enforcer.flush()
                     self._enforcer.notify()
                     self._policy.changed.notify()

@@ -21,6 +21,7 @@ from echo_node.runs.run import Run
 from echo_node.runtime.change_signal import ChangeSignal
 from echo_node.runtime.reputation import NEWCOMER, Trust
 from echo_node.trainer.batch_selection import YOUNG_SHARE, Entrance, Entry
+from echo_node.trainer.disputes import Disputes
 from echo_node.trainer.journal import Finding
 from echo_node.trainer.share_credit import ShareCredit
 from protocol import Identity, Opened, ProtocolError, Verdict, peer_id
@@ -31,6 +32,8 @@ GROUPS_REMEMBERED: Final = 65_536
 """Most groups whose verdicts and samplers are kept; older ones are too stale."""
 LONGEST_UNVOUCHED: Final = 60.0
 """Seconds that a group waits for a verdict while there is no room for others."""
+CONTESTED: Final = 64
+"""Most condemned groups that wait for the trainer's own look; the oldest are forgotten first."""
 CONDEMNING: Final = 2
 """Number of verifiers whose dishonest verdicts together mute a sampler."""
 
@@ -64,6 +67,8 @@ class _Known:
     used: bool = False
     credited: bool = False
     """Whether it has counted towards the trust in its sampler: once, whoever found it honest."""
+    refuted: bool = False
+    """Whether a lone verifier condemned it, and others found it honest."""
     order: int = 0
     """Order of arrival."""
     since: float = 0.0
@@ -99,6 +104,9 @@ class VerdictPolicy(Entry):
         """Verifiers that found a sampler dishonest, since it was last muted."""
         self.trust = trust or Trust()
         self._credit = ShareCredit()
+        self.disputes = Disputes(identity.public, self._verifiers)
+        self._contested: OrderedDict[bytes, RolloutRecord] = OrderedDict()
+        """Groups that one of several verifiers condemned, for the trainer to look at."""
         self.changed = ChangeSignal()
         """Notified when verdicts have come that may let other groups into a batch."""
         self.used_condemned = 0
@@ -115,6 +123,8 @@ class VerdictPolicy(Entry):
     def entrance(self, group: RolloutRecord) -> Entrance:
         known = self._known.get(group.id) or _Known()
         honest = known.by("honest")
+        if not self.disputes.vouches(group.sampler, honest) and self._check is None:
+            return Entrance.CLOSED  # with a check, the trainer looks before it learns
         if self._policy == "quorum":
             enough = len(honest - {self._identity.public}) >= self._quorum
             return Entrance.OPEN if enough else Entrance.CLOSED
@@ -165,7 +175,10 @@ class VerdictPolicy(Entry):
 
     def is_condemned(self, group: bytes) -> bool:
         known = self._known.get(group)
-        return known is not None and bool(known.by("dishonest"))
+        if known is None or not (dishonest := known.by("dishonest")):
+            return False
+        alone = next(iter(dishonest)) if len(dishonest) == 1 else None
+        return alone is None or not (known.refuted or self.disputes.is_unreliable(alone))
 
     @property
     def _verifies(self) -> bool:
@@ -233,8 +246,12 @@ class VerdictPolicy(Entry):
     def wants_to_check(self, group: RolloutRecord) -> bool:
         """Return whether the trainer checks this group itself, by its own draw.
 
-        All of a newcomer's groups are checked, and at least the run's share of others.
+        All of a newcomer's groups are checked, and at least the run's share of others. Groups of a
+        disputed sampler are checked unless another verifier has.
         """
+        if self._check is not None and self.disputes.is_disputed(group.sampler):
+            known = self._known.get(group.id)
+            return not self.disputes.vouches(group.sampler, known.by("honest") if known else set())
         if self._check is None or self._policy != "self" or self._share <= 0:
             return False
         if (known := self._known.get(group.id)) is not None and known.by("honest"):
@@ -246,6 +263,22 @@ class VerdictPolicy(Entry):
         """Return the share of a sampler's groups that is looked at."""
         rate = self.trust.rate(sampler, now)
         return max(self._share, rate) if self._policy == "self" else rate
+
+    def contest(self, groups: Iterable[RolloutRecord]) -> None:
+        """Keep condemned groups for the trainer's own look, if a lone verifier condemned them."""
+        for group in groups:
+            if self._check is not None and self.disputes.is_disputed(group.sampler):
+                self._contested[group.id] = group
+        while len(self._contested) > CONTESTED:
+            self._contested.popitem(last=False)
+
+    def next_contested(self) -> RolloutRecord | None:
+        """Return a condemned group that the trainer should look at, once."""
+        while self._contested:
+            group = self._contested.popitem(last=False)[1]
+            if self.disputes.is_disputed(group.sampler):
+                return group
+        return None
 
     def check(self, group: RolloutRecord) -> Finding:
         """Check a group. Blocks: call it in a thread, and pass the finding to `take`."""
@@ -270,15 +303,25 @@ class VerdictPolicy(Entry):
             rate = self._own_rate(known.sampler, found.at)
             self._credit.verified(known.sampler, known.head, rate, found.at)
             self.trust.honest(known.sampler, found.at)
+        if found.result == "honest":
+            self.disputes.acquitted(known.sampler, found.verifier)
+        dishonest = known.by("dishonest")
+        known.refuted = self.disputes.weigh(group, known.sampler, known.by("honest"), dishonest)
+        if known.refuted:
+            self._accusers.get(known.sampler, set()).difference_update(dishonest)
         if found.result != "dishonest":
             return Consequences()
         if known.used and len(known.by("dishonest")) == 1:
             self.used_condemned += 1
-        return Consequences(frozenset((group,)), self._accuse(known.sampler, found))
+        if not self.is_condemned(group):
+            return Consequences()
+        self.disputes.accused(known.sampler, found.verifier)
+        return Consequences(frozenset((group,)), self._accuse(known, found))
 
-    def _accuse(self, sampler: bytes, found: Finding) -> frozenset[bytes]:
+    def _accuse(self, known: _Known, found: Finding) -> frozenset[bytes]:
+        sampler = known.sampler
         accusers = self._accusers.setdefault(sampler, set())
-        accusers.add(found.verifier)
+        accusers.update(known.by("dishonest"))
         enough = min(CONDEMNING, len(self._verifiers))
         if found.verifier != self._identity.public and len(accusers) < enough:
             return frozenset()
@@ -287,6 +330,7 @@ class VerdictPolicy(Entry):
             return frozenset()
         self.trust.condemned(sampler, found.reason, found.at)
         self._credit.condemned(sampler)
+        self.disputes.settled(sampler)
         log.warning("sampler %s is muted: %s", peer_id(sampler), found.reason)
         return frozenset((sampler,))
 

@@ -257,7 +257,7 @@ async def test_a_head_every_few_steps_commits_to_all_their_batches_and_staleness
 )
 async def test_a_trainer_that_looks_for_itself_learns_nothing_from_a_cheat(tmp_path, monkeypatch, rule):
     @asynccontextmanager
-    async def here(_node, _engine_class, _completions, _threads):
+    async def here(_node, _engine_class, _completions, _threads, **_options):
         """Open an engine in this process, which starts faster than a worker process."""
         yield engine()
 

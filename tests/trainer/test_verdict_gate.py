@@ -248,7 +248,8 @@ async def test_a_batch_that_became_smaller_has_less_room_for_a_class_with_a_shar
     """Of ten groups two are of the class; with four others condemned, only one fits."""
     run = run_of("self", verifiers=2, rough=0.25)
     place = place_of(run)
-    groups = [group(run, slot, engine=ROUGH if slot < 2 else ENGINE) for slot in range(10)]
+    groups = [group(run, slot, engine=ROUGH if slot < 2 else ENGINE) for slot in range(6)]
+    groups += [group(run, slot, BOB, engine=ENGINE) for slot in range(6, 10)]
     for each in groups:
         place.policy.saw(each.id, each.sampler)
     await place.give_verdict(groups[6:], result="dishonest")
