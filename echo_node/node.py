@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from echo_node import __version__
 from echo_node.credit.ledger import Entry, Ledger
