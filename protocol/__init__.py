@@ -32,6 +32,7 @@ from protocol.manifest import Manifest, open_manifest
 from protocol.peer_exchange import PeerPlace, PeersAnswer, PeersQuestion
 from protocol.receipt import Receipt, Refusal
 from protocol.rollout_request import RolloutRequest
+from protocol.slot_announcement import SlotAnnouncement
 from protocol.trajectory import Completion, GroupReference, Span, Stretch, TrajectoryGroup
 from protocol.verdict import Figures, Verdict
 from protocol.weights import ChunkTable, Frame, Layout, Route, WeightsHead
@@ -80,6 +81,7 @@ __all__ = [
     "Route",
     "Rules",
     "ShownGrant",
+    "SlotAnnouncement",
     "Span",
     "Stretch",
     "TermGrant",

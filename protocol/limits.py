@@ -72,6 +72,8 @@ SPANS: Final = 256
 """Spans of one completion."""
 HEADS: Final = 9
 """Heads that one group names: the slot's, and one for each further version within the bound."""
+ANNOUNCED: Final = 256
+"""Slots in one announcement."""
 BATCH: Final = 512
 """Groups or verdicts in one batch."""
 REWARD: Final = 1e6

@@ -1,4 +1,4 @@
-"""Receipt of a trainer: groups accepted, groups refused and why, wanted rate."""
+"""Receipt of a trainer: groups accepted, refused and why, announcements, wanted rate."""
 
 from __future__ import annotations
 
@@ -53,11 +53,14 @@ class Receipt:
     refused: Annotated[tuple[Refusal, ...], array(of(Refusal), limits.RECEIPT_REASONS)]
     term: Annotated[int, uint(limits.SAFE_INTEGER, 1)]
     version: Counter
+    announced: Annotated[bytes, blob(limits.RECEIPT_IDS * DIGEST_BYTES, 0, DIGEST_BYTES)] = b""
+    """Ids of announcements of slots that were taken."""
     ext: Ext = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
         check_ascending((refusal.reason for refusal in self.refused), "refused")
-        ids = [*self.accepted_ids(), *(group for refusal in self.refused for group in split_ids(refusal.ids))]
+        ids = [*self.accepted_ids(), *self.announced_ids()]
+        ids += [group for refusal in self.refused for group in split_ids(refusal.ids)]
         if len(ids) > limits.RECEIPT_IDS:
             raise OutOfRangeError(f"{len(ids)} groups, at most {limits.RECEIPT_IDS} are allowed")
         if len(set(ids)) != len(ids):
@@ -65,6 +68,9 @@ class Receipt:
 
     def accepted_ids(self) -> Iterator[bytes]:
         return split_ids(self.accepted)
+
+    def announced_ids(self) -> Iterator[bytes]:
+        return split_ids(self.announced)
 
     def refused_ids(self) -> Iterator[tuple[bytes, str]]:
         return ((group, refusal.reason) for refusal in self.refused for group in split_ids(refusal.ids))

@@ -15,6 +15,7 @@ from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
 from echo_node.net.outbox.direct_delivery import deliver
 from echo_node.node import Node
+from echo_node.rollouts.announced_slots import is_announcement
 from echo_node.sampler.loop import SamplerLoop
 from echo_node.telemetry.metrics import Records
 from protocol import (
@@ -63,6 +64,8 @@ class Eavesdropper:
         with suppress(PeerError):
             async for message in inbox:
                 for envelope in read_batch(message.data):
+                    if is_announcement(envelope):
+                        continue
                     group = envelope.open(TrajectoryGroup, self.run)
                     self.groups[group.id] = group
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol, TypeAlias
 
 import numpy as np
@@ -20,7 +20,15 @@ from echo_node.contract import Prompt
 from echo_node.errors import ContractError
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
-from protocol import Envelope, Opened, ProtocolError, Roster, TrajectoryGroup, WeightsHead
+from protocol import (
+    Envelope,
+    Opened,
+    ProtocolError,
+    Roster,
+    SlotAnnouncement,
+    TrajectoryGroup,
+    WeightsHead,
+)
 from protocol.envelope import verify_id
 from protocol.errors import BadSignatureError
 from protocol.tokens import bits_for, unpack_ids
@@ -99,6 +107,9 @@ class GroupFilter(Protocol):
 
     def release(self, record: RolloutRecord, /) -> None:
         """Free the slot of a group that could not be kept."""
+
+    def announce(self, envelope: Envelope, /) -> Refused | None:
+        """Take in an announcement of slots, or return why it is refused."""
 
 
 class Admission:
@@ -195,6 +206,37 @@ class Admission:
         except ProtocolError:
             return False
         return True
+
+    @property
+    def heads(self) -> Collection[bytes]:
+        """Return the ids of the heads that may be sampled under, oldest first."""
+        return self._known.keys()
+
+    def read_announcement(self, envelope: Envelope) -> SlotAnnouncement | Refused:
+        """Return a member's announcement of slots under a fresh head, or why it is refused."""
+        try:
+            message = envelope.claim(SlotAnnouncement, self._run.id)
+            self._check_announcer(message.head, envelope.signer)
+            self.signatures.check(envelope)
+        except _RefusalError as refusal:
+            return Refused(envelope.id, refusal.reason, str(refusal), self.is_signed(envelope))
+        except BadSignatureError as error:
+            return Refused(envelope.id, "wrong-signature", str(error))
+        except ProtocolError as error:
+            return Refused(envelope.id, "malformed", str(error), self.is_signed(envelope))
+        return message
+
+    def _check_announcer(self, head: bytes, sampler: bytes) -> None:
+        known = self._known.get(head)
+        if known is None:
+            raise _RefusalError("stale", "slots of a head that is not among the newest")
+        if sampler not in known.members:
+            raise _RefusalError("not-in-roster", "the sampler was not in the head's roster")
+
+    def announce(self, envelope: Envelope) -> Refused | None:
+        """Check an announcement of slots; who keeps account of them records it."""
+        read = self.read_announcement(envelope)
+        return read if isinstance(read, Refused) else None
 
     def _first_checks(
         self, envelope: Envelope, batch_counts: Counter[tuple[bytes, bytes]]

@@ -17,7 +17,7 @@ from echo_node.net.base import Network
 from echo_node.net.blobs.client import BlobClient
 from echo_node.net.blobs.providers import Want
 from echo_node.rollouts.record import RolloutRecord
-from protocol import Envelope, GroupReference, Identity, blob_id, limits, seal
+from protocol import Envelope, GroupReference, Identity, TrajectoryGroup, blob_id, limits, seal
 
 FETCH_SECONDS: Final = 15.0
 """Deadline in seconds for all groups that one delivery refers to."""
@@ -38,6 +38,10 @@ def refer_to(group: RolloutRecord, identity: Identity, run: bytes) -> bytes:
         blob=blob_id(sealed), group=group.id, head=group.head, size=len(sealed), slot=group.slot
     )
     return seal(reference, identity, run)
+
+
+def is_group(envelope: Envelope) -> bool:
+    return envelope.kind == TrajectoryGroup.KIND
 
 
 def is_reference(envelope: Envelope) -> bool:

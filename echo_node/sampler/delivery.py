@@ -20,6 +20,7 @@ from echo_node.net.base import Network
 from echo_node.net.outbox.backoff import Patience
 from echo_node.net.outbox.outbox import LONGEST, Item, Outbox, OutboxFullError
 from echo_node.net.outbox.redelivery import Redelivery
+from echo_node.rollouts.announced_slots import is_announcement
 from echo_node.rollouts.group_refs import is_reference, refer_to
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.storage import files
@@ -31,10 +32,13 @@ from protocol import (
     Identity,
     Opened,
     Receipt,
+    SlotAnnouncement,
     TrajectoryGroup,
     WeightsHead,
     fill_batches,
+    limits,
     open_sealed,
+    seal,
     topics,
 )
 
@@ -84,6 +88,8 @@ class GroupDelivery:
         self._staleness = staleness
         self._on_receipt = on_receipt
         self._posted: dict[bytes, _Posted] = {}
+        self._announcements: dict[bytes, tuple[bytes, int]] = {}
+        """Head and end of the announced slots, by the id of the announcement."""
         self._redelivery = Redelivery(
             network,
             outbox,
@@ -97,14 +103,19 @@ class GroupDelivery:
     @property
     def waiting(self) -> int:
         """Groups that no receipt has named yet."""
-        return self._outbox.pending
+        return self._outbox.pending - sum(map(self._outbox.is_pending, self._announcements))
 
     async def start(self) -> None:
         """Load the outbox; everything is resent, since the leader may have changed."""
         await self._outbox.revive()
         waiting, _ = self._outbox.since(0)
         for item in await self._outbox.read(waiting):
-            self._posted[item.id] = self._read_posted(Envelope.parse(item.data))
+            envelope = Envelope.parse(item.data)
+            if is_announcement(envelope):
+                message = envelope.claim(SlotAnnouncement, self._run)
+                self._announcements[item.id] = message.head, message.first + message.count
+            else:
+                self._posted[item.id] = self._read_posted(envelope)
 
     async def run(self) -> None:
         """Send groups and drop stale ones, until cancelled."""
@@ -116,6 +127,21 @@ class GroupDelivery:
         """Return the first slot under a head that was not posted yet."""
         return max((each.slot + 1 for each in self._posted.values() if each.head == head), default=0)
 
+    async def announce(self, head: bytes, slots: range) -> None:
+        """Announce slots that are about to be drawn, as far as they were not announced yet.
+
+        The announcement is on its way while they are drawn, so nothing waits for it. After a
+        restart slots that were announced and not posted are drawn again, and are the same.
+        """
+        first = max((until for under, until in self._announcements.values() if under == head), default=0)
+        while (first := max(first, slots.start)) < slots.stop:
+            count = min(limits.ANNOUNCED, slots.stop - first)
+            sealed = seal(SlotAnnouncement(count=count, first=first, head=head), self._identity, self._run)
+            item = Item(Envelope.parse(sealed).id, topics.topic(self._run, topics.GROUPS), sealed)
+            await self._put([item])
+            first += count
+            self._announcements[item.id] = head, first
+
     async def put(self, groups: Sequence[RolloutRecord]) -> list[bytes]:
         """Queue groups for delivery, on disk, and return their ids."""
         topic = topics.topic(self._run, topics.GROUPS)
@@ -124,6 +150,12 @@ class GroupDelivery:
             data, blob = await self._as_sent(group)
             items.append(Item(group.id, topic, data))
             posted.append(_Posted(group.head, group.slot, blob))
+        await self._put(items)
+        self._posted |= {item.id: each for item, each in zip(items, posted, strict=True)}
+        return [item.id for item in items]
+
+    async def _put(self, items: Sequence[Item]) -> None:
+        """Put items into the outbox, once there is room."""
         while True:
             try:
                 await self._outbox.put(items)
@@ -132,16 +164,14 @@ class GroupDelivery:
                 with trio.move_on_after(FULL_SECONDS):
                     await self._outbox.wait_for_room(len(items), sum(len(item.data) for item in items))
             else:
-                break
-        self._posted |= {item.id: each for item, each in zip(items, posted, strict=True)}
-        return [item.id for item in items]
+                return
 
     async def settle(self, receipt: Opened[Receipt]) -> None:
         """Apply a receipt of the current leader to the groups that it names."""
         tip = self._chain.tip
         if receipt.signer != self._chain.leader or (tip and receipt.message.term < tip.message.term):
             return
-        await self._outbox.acknowledge(receipt.message.accepted_ids())
+        await self._outbox.acknowledge((*receipt.message.accepted_ids(), *receipt.message.announced_ids()))
         refused = {group: why for group, why in receipt.message.refused_ids() if why not in FOR_NOW}
         await self._drop(await self._outbox.refuse(refused))
         if self._on_receipt is not None:
@@ -172,7 +202,10 @@ class GroupDelivery:
         return _Posted(message.heads[0], message.slot, None)
 
     async def _drop(self, groups: Iterable[bytes]) -> None:
-        """Forget groups that are never sent again, and delete their blobs."""
+        """Forget what is never sent again, and delete the groups' blobs."""
+        groups = list(groups)
+        for each in groups:
+            self._announcements.pop(each, None)
         gone = [self._posted.pop(group) for group in groups if group in self._posted]
         paths = [self._blobs.path(each.blob) for each in gone if each.blob is not None]
 
@@ -198,12 +231,14 @@ class GroupDelivery:
             if before is not None and head.message.term != before.message.term:
                 self._redelivery.reroute()
                 await self._outbox.revive()
-            old = {group for group, each in self._posted.items() if self._is_stale(each, head.message.step)}
+            step = head.message.step
+            old = {group for group, each in self._posted.items() if self._is_stale(each.head, step)}
+            old |= {each for each, (under, _) in self._announcements.items() if self._is_stale(under, step)}
             await self._outbox.refuse(dict.fromkeys(old, "stale"))
             await self._outbox.forget(old)
             await self._drop(old)
 
-    def _is_stale(self, posted: _Posted, step: int) -> bool:
+    def _is_stale(self, head: bytes, step: int) -> bool:
         """Return whether a group is too old; an unknown head is old, or lost to a new term."""
-        drawn_under = self._chain.find(posted.head)
+        drawn_under = self._chain.find(head)
         return drawn_under is None or step - drawn_under.message.step > self._staleness

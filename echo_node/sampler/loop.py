@@ -194,18 +194,25 @@ class SamplerLoop:
                 self._news.notify()
 
     async def _fill(
-        self, head: Opened[WeightsHead], slots: range, news: Callable[[], Update | None] = no_news
+        self,
+        head: Opened[WeightsHead],
+        slots: range,
+        news: Callable[[], Update | None] = no_news,
+        *,
+        announces: bool = False,
     ) -> list[RolloutRecord]:
         """Return sealed groups drawn under a head, after loading its weights if needed.
 
         The draws of a slot are fixed by its key: after a crash of the engine they are repeated, and
-        are the same.
+        are the same. Slots that nobody requested are announced just before they are drawn.
         """
         async with self._busy:
             for tries_left in reversed(range(TRIES)):
                 try:
                     if self._engine.loaded != head.id:
                         await self._puller.use(head, self._load)
+                    if announces:
+                        await self._delivery.announce(head.id, slots)
                     return await run_stoppable(lambda stop: self._rollout.fill(head, slots, stop, news))
                 except EngineError as error:
                     if self._engine.loaded is not None or not tries_left:
@@ -261,7 +268,7 @@ class SamplerLoop:
             try:
                 began = trio.current_time()
                 async with self._in_flight(head) as news:
-                    groups = await self._fill(head, range(slot, slot + self._slots), news)
+                    groups = await self._fill(head, range(slot, slot + self._slots), news, announces=True)
                 self._throughput.record_call(self._slots, trio.current_time() - began)
             except (PeerError, ProtocolError, EngineError, ContractError, StoreError) as error:
                 pause = RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)]

@@ -14,6 +14,7 @@ import trio
 
 from echo_node.net.base import ACCEPT, IGNORE, Message, Network, SenderMuted, Validation
 from echo_node.rollouts.admission import GroupFilter, Refused
+from echo_node.rollouts.announced_slots import is_announcement
 from echo_node.rollouts.gossip_validation import GossipValidator
 from echo_node.rollouts.group_refs import GroupRefFetcher, is_reference
 from echo_node.rollouts.record import RolloutRecord
@@ -84,7 +85,7 @@ class GossipSource:
                 groups = [
                     (each.sender, group)
                     for each in together
-                    for group in self._envelopes(each.data)
+                    for group in self._without_announcements(each.sender, self._envelopes(each.data))[0]
                     if not is_reference(group)
                 ]
                 await nursery.start(self._take_gossiped, groups)
@@ -107,7 +108,9 @@ class GossipSource:
 
         The receipt goes back to the peer that delivered them, should the gossiped one be lost.
         """
-        groups: Sequence[Envelope] = self._envelopes(message.data)
+        envelopes = self._envelopes(message.data)
+        groups: Sequence[Envelope]
+        groups, announced = self._without_announcements(message.sender, envelopes)
         if any(map(is_reference, groups)):
             if self._fetcher is None:
                 groups = [group for group in groups if not is_reference(group)]
@@ -117,7 +120,7 @@ class GossipSource:
             # A group that was taken comes again when its receipt got lost.
             if why is not None and not self._receipts.has_taken(group.id):
                 self._blame(message.sender, group, why)
-        return self._receipts.answer(envelope.id for envelope in groups)
+        return self._receipts.answer((envelope.id for envelope in groups), announced)
 
     async def next_batch(self, request: BatchRequest) -> tuple[RolloutRecord, ...]:
         """Return a batch for the policy at a step as soon as there is one.
@@ -186,6 +189,25 @@ class GossipSource:
         """Return the groups of a message, without those of samplers that are muted."""
         envelopes = self._validator.take(data)
         return [envelope for envelope in envelopes if not self._quota.is_muted(envelope.signer)]
+
+    def _without_announcements(
+        self, sender: bytes, envelopes: Sequence[Envelope]
+    ) -> tuple[list[Envelope], list[bytes]]:
+        """Take in the announcements of slots in a message, and answer them.
+
+        Return the rest of it, and the ids of the announcements that were taken.
+        """
+        taken = []
+        for envelope in filter(is_announcement, envelopes):
+            refused = self._admission.announce(envelope)
+            if refused is None:
+                self._receipts.take_announcement(envelope.id)
+                taken.append(envelope.id)
+                continue
+            self._blame(sender, envelope, refused)
+            if refused.signed:
+                self._receipts.refuse(envelope.id, refused.reason)
+        return [envelope for envelope in envelopes if not is_announcement(envelope)], taken
 
     async def _take(
         self, groups: Sequence[Envelope], judged: Callable[[], None] = lambda: None

@@ -1,4 +1,4 @@
-"""Admission of groups by their own checks and by verifiers' verdicts."""
+"""Admission of groups by their own checks, announcements and verifiers' verdicts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from echo_node.rollouts.record import RolloutRecord
 from echo_node.telemetry.metrics import Rate
 from echo_node.trainer.verdict_listener import VerdictEnforcer
 from echo_node.trainer.verdict_policy import VerdictPolicy
-from protocol import Envelope
+from protocol import Envelope, TrajectoryGroup
 
 
 class GroupAdmission:
@@ -23,16 +23,59 @@ class GroupAdmission:
         self._policy = policy
         self._enforcer = enforcer
         self._drops = drops
+        self.announced = policy.announced
+        self._newest: bytes | None = None
+        """The newest head when announcements were last settled."""
         self.tokens = Rate()
         """Tokens admitted per second."""
 
     def judge(self, envelope: Envelope) -> RolloutRecord | Refused:
-        """Admit a group once, or return why it is refused."""
-        return self._by_verdicts(self._admission.judge(envelope))
+        """Admit a group that the leader requested, or return why it is refused."""
+        return self._by_verdicts(self._admission.judge(envelope), vouched=True)
 
     async def judge_all(self, envelopes: Sequence[Envelope]) -> list[RolloutRecord | Refused]:
         """Admit several groups, in their order."""
-        return [self._by_verdicts(judged) for judged in await self._admission.judge_all(envelopes)]
+        judged = await self._admission.judge_all(envelopes)
+        return [
+            self._by_verdicts(each, vouched=self._is_vouched(envelope, each))
+            for envelope, each in zip(envelopes, judged, strict=True)
+        ]
+
+    def announce(self, envelope: Envelope) -> Refused | None:
+        """Take in an announcement of slots, or return why it is refused."""
+        self._settle()
+        read = self._admission.read_announcement(envelope)
+        if isinstance(read, Refused):
+            return read
+        reason = self.announced.announce(envelope.signer, read, envelope.id)
+        what = "an announcement that reaches too far ahead, or is no news"
+        return None if reason is None else Refused(envelope.id, reason, what, signed=True)
+
+    def exempt_known_heads(self) -> None:
+        """Ask for no announcements under the heads that this process did not publish."""
+        self.announced.exempt(tuple(self._admission.heads))
+
+    def _settle(self) -> None:
+        """Count holes of heads that are over, once per new head."""
+        heads = self._admission.heads
+        newest = next(reversed(list(heads)), None)
+        if newest != self._newest:
+            self._newest = newest
+            self.announced.settle(heads)
+
+    def _is_vouched(self, envelope: Envelope, judged: RolloutRecord | Refused) -> bool:
+        """Record a group that came; return whether its sampler's standing may speak for it.
+
+        It must have been announced before, and of a sampler with holes only a share is vouched for.
+        """
+        self._settle()
+        if isinstance(judged, RolloutRecord):
+            is_announced = self.announced.arrived(judged.head, judged.sampler, judged.slot)
+            return self.announced.trusts_next(judged.sampler) and is_announced
+        if judged.reason == "stale" and judged.signed:
+            group = envelope.claim(TrajectoryGroup, envelope.run)
+            self.announced.was_late(group.heads[0], envelope.signer, group.slot)
+        return False
 
     def release(self, record: RolloutRecord) -> None:
         """Free the slot of a group that could not be kept."""
@@ -42,9 +85,10 @@ class GroupAdmission:
         """Return whether groups of a sampler are accepted at all."""
         return self._admission.is_member(sampler) and not self._policy.is_muted(sampler)
 
-    def _by_verdicts(self, judged: RolloutRecord | Refused) -> RolloutRecord | Refused:
+    def _by_verdicts(self, judged: RolloutRecord | Refused, *, vouched: bool) -> RolloutRecord | Refused:
         if isinstance(judged, RolloutRecord):
-            self._enforcer.apply(self._policy.saw(judged.id, judged.sampler, judged.message.heads[0]))
+            saw = self._policy.saw(judged.id, judged.sampler, judged.head, vouched=vouched)
+            self._enforcer.apply(saw)
             if self._policy.is_muted(judged.sampler):
                 judged = Refused(
                     judged.id, "muted", "its sampler is muted for what it sent before", signed=True

@@ -193,6 +193,7 @@ class TrainerLoop:
         still be fetched.
         """
         recovered = self.recovered = await self._recover()
+        self.admission.exempt_known_heads()
         deliveries = {
             topics.topic(self._run.id, topics.JOINS): self._joins.taker(self._journal),
             topics.topic(self._run.id, topics.GROUPS): Taker(self._gossip.validate, self._gossip.take),

@@ -6,13 +6,14 @@ Receipts are collected and sent together, since the network carries few messages
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import trio
 
 from echo_node.net.base import Network
 from protocol import Identity, Opened, Receipt, Refusal, WeightsHead, limits, seal, topics
+from protocol.digest import DIGEST_BYTES
 
 EVERY_SECONDS = 0.1
 MOST_WAITING: Final = 16 * limits.RECEIPT_IDS
@@ -33,6 +34,8 @@ class Receipts:
         self._run = run
         self._head: Opened[WeightsHead] | None = None
         self._accepted: dict[bytes, None] = {}
+        self._announced: dict[bytes, None] = {}
+        """Announcements of slots that were taken."""
         self._refused: dict[bytes, str] = {}
         self._taken: dict[bytes, None] = {}
         """The newest accepted groups: a later or forged copy does not undo one."""
@@ -54,6 +57,11 @@ class Receipts:
         self._accepted[group] = self._taken[group] = None
         if len(self._taken) > MOST_WAITING:
             del self._taken[next(iter(self._taken))]
+
+    def take_announcement(self, announcement: bytes) -> None:
+        """Answer an announcement of slots that was taken."""
+        if len(self._announced) < MOST_WAITING:
+            self._announced[announcement] = None
 
     def refuse(self, group: bytes, reason: str) -> None:
         if group in self._taken or group in self._accepted:
@@ -78,8 +86,11 @@ class Receipts:
         self._taken.pop(group, None)
         self.refuse(group, reason)
 
-    def answer(self, groups: Iterable[bytes]) -> bytes:
-        """Return a sealed receipt for delivered groups; empty, if nothing is known yet."""
+    def answer(self, groups: Iterable[bytes], announced: Sequence[bytes] = ()) -> bytes:
+        """Return a sealed receipt for delivered groups; empty, if nothing is known yet.
+
+        `announced` are delivered announcements that were taken.
+        """
         known = dict.fromkeys(groups)
         accepted = [group for group in known if group in self._taken][: limits.RECEIPT_IDS]
         refused: dict[str, bytes] = {}
@@ -87,10 +98,14 @@ class Receipts:
             reason = self._refused[group]
             refused[reason] = refused.get(reason, b"") + group
         tip = self._head
-        if tip is None or not (accepted or refused):
+        if tip is None or not (accepted or refused or announced):
             return b""
+        room = limits.RECEIPT_IDS - len(accepted) - sum(map(len, refused.values())) // DIGEST_BYTES
         return self._sealed(
-            tip, accepted, tuple(Refusal(reason, refused[reason]) for reason in sorted(refused))
+            tip,
+            accepted,
+            tuple(Refusal(reason, refused[reason]) for reason in sorted(refused)),
+            announced[: max(0, room)],
         )
 
     async def send_periodically(self) -> None:
@@ -105,14 +120,20 @@ class Receipts:
         A changed rate is sent too: idle samplers must learn of it.
         """
         tip = self._head
-        while tip is not None and (self._accepted or self._refused or self._is_another_rate()):
+        while tip is not None and self._is_due():
             accepted = list(itertools.islice(self._accepted, limits.RECEIPT_IDS))
             for group in accepted:
                 del self._accepted[group]
-            refused = self._take_refusals(limits.RECEIPT_IDS - len(accepted))
-            sealed = self._sealed(tip, accepted, refused)
+            announced = list(itertools.islice(self._announced, limits.RECEIPT_IDS - len(accepted)))
+            for each in announced:
+                del self._announced[each]
+            refused = self._take_refusals(limits.RECEIPT_IDS - len(accepted) - len(announced))
+            sealed = self._sealed(tip, accepted, refused, announced)
             self._sent_rate = self.rate
             await self._network.publish(topics.topic(self._run, topics.RECEIPTS), sealed)
+
+    def _is_due(self) -> bool:
+        return bool(self._accepted or self._announced or self._refused) or self._is_another_rate()
 
     def _is_another_rate(self) -> bool:
         """Return whether the rate has moved enough to be sent."""
@@ -121,10 +142,15 @@ class Receipts:
         return not _SAME_RATE * self._sent_rate <= self.rate <= self._sent_rate / _SAME_RATE
 
     def _sealed(
-        self, tip: Opened[WeightsHead], accepted: Iterable[bytes], refused: tuple[Refusal, ...]
+        self,
+        tip: Opened[WeightsHead],
+        accepted: Iterable[bytes],
+        refused: tuple[Refusal, ...],
+        announced: Iterable[bytes],
     ) -> bytes:
         receipt = Receipt(
             accepted=b"".join(accepted),
+            announced=b"".join(announced),
             head=tip.id,
             rate=self.rate,
             refused=refused,

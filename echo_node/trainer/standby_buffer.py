@@ -20,7 +20,7 @@ from echo_node.net.base import Message, Network, Validation
 from echo_node.net.subscription import Subscription
 from echo_node.rollouts.admission import Admission
 from echo_node.rollouts.gossip_validation import GossipValidator, validate_receipt
-from echo_node.rollouts.group_refs import is_reference
+from echo_node.rollouts.group_refs import is_group
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
 from echo_node.trainer.journal import TrainingJournal
@@ -97,7 +97,7 @@ class StandbyBuffer:
             self._restore_heads()
             accepted = []
             # A batch may mix members and strangers, whose groups must not take room.
-            groups_here = [each for each in self._validator.take(message.data) if not is_reference(each)]
+            groups_here = [each for each in self._validator.take(message.data) if is_group(each)]
             signed = [each for each in groups_here if self._admission.is_signed(each)]
             if self._saw is not None:
                 await self._saw({envelope.id: envelope.signer for envelope in signed})

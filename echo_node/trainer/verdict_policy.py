@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from echo_node.net.base import Mute
+from echo_node.rollouts.announced_slots import AnnouncedSlots
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
 from echo_node.runtime.change_signal import ChangeSignal
@@ -72,6 +73,8 @@ class _Known:
     order: int = 0
     """Order of arrival."""
     since: float = 0.0
+    vouched: bool = True
+    """Whether its sampler's standing may speak for it: its slot was announced before it came."""
 
     def by(self, result: str) -> set[bytes]:
         return {key for key, found in self.findings.items() if found.result == result}
@@ -107,6 +110,8 @@ class VerdictPolicy(Entry):
         self.disputes = Disputes(identity.public, self._verifiers)
         self._contested: OrderedDict[bytes, RolloutRecord] = OrderedDict()
         """Groups that one of several verifiers condemned, for the trainer to look at."""
+        self.announced = AnnouncedSlots()
+        """Slots that samplers have announced: what never came cuts their share."""
         self.changed = ChangeSignal()
         """Notified when verdicts have come that may let other groups into a batch."""
         self.used_condemned = 0
@@ -128,7 +133,7 @@ class VerdictPolicy(Entry):
         if self._policy == "quorum":
             enough = len(honest - {self._identity.public}) >= self._quorum
             return Entrance.OPEN if enough else Entrance.CLOSED
-        if honest or not self._verifies or self._is_proven(group.sampler):
+        if honest or not self._verifies or (known.vouched and self._is_proven(group.sampler)):
             return Entrance.OPEN
         return Entrance.BOUNDED
 
@@ -145,7 +150,7 @@ class VerdictPolicy(Entry):
         return self._verifies and not self._is_proven(sampler)
 
     def weight(self, sampler: bytes) -> float:
-        return self._credit.weight(sampler, self._clock())
+        return self._credit.weight(sampler, self._clock()) * self.announced.kept_share(sampler)
 
     def gives_way(self, group: RolloutRecord) -> bool:
         if self.entrance(group) is Entrance.OPEN:
@@ -190,12 +195,15 @@ class VerdictPolicy(Entry):
 
     # Arrivals and findings
 
-    def saw(self, group: bytes, sampler: bytes, head: bytes = b"") -> Consequences:
-        """Record a group that arrived; a verdict may have come before it."""
+    def saw(self, group: bytes, sampler: bytes, head: bytes = b"", *, vouched: bool = True) -> Consequences:
+        """Record a group that arrived; a verdict may have come before it.
+
+        One that is not `vouched` for counts as a newcomer's, whatever its sampler's standing.
+        """
         known = self._remember(group)
         if known.sampler:
             return Consequences()
-        known.sampler, known.head = sampler, head
+        known.sampler, known.head, known.vouched = sampler, head, vouched
         self._arrivals += 1
         known.order, known.since = self._arrivals, self._clock()
         consequences = Consequences()

@@ -89,9 +89,9 @@ function roster({ members }) {
   hold(ascends(members.map((member) => member.key)), 'members out of order')
 }
 
-function receipt({ accepted, refused }) {
+function receipt({ accepted, announced, refused }) {
   hold(ascends(refused.map((refusal) => refusal.reason)), 'reasons out of order')
-  const ids = [accepted, ...refused.map((refusal) => refusal.ids)].flatMap((column) => pieces(column, 32))
+  const ids = [accepted, announced, ...refused.map((refusal) => refusal.ids)].flatMap((column) => pieces(column, 32))
   if (ids.length > MOST_IDS) refuse('out-of-range', `${ids.length} ids`)
   hold(distinct(ids), 'one group answered twice')
 }

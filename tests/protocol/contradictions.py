@@ -114,6 +114,7 @@ CONTRADICTIONS: dict[str, Any] = {
     # join, receipt
     "members out of order": dataclasses.replace(ROSTER, members=ROSTER.members[::-1]),
     "one member twice": dataclasses.replace(ROSTER, members=(Member(SAMPLER.public, "torch/f32", ZERO),) * 2),
+    "an announcement answered twice": dataclasses.replace(RECEIPT, announced=RECEIPT.accepted[:32]),
     "reasons out of order": dataclasses.replace(RECEIPT, refused=RECEIPT.refused[::-1]),
     "one group accepted and refused": dataclasses.replace(
         RECEIPT, refused=(Refusal("stale", RECEIPT.accepted[:32]),)

@@ -39,6 +39,7 @@ from protocol import (
     Roster,
     Route,
     ShownGrant,
+    SlotAnnouncement,
     TermGrant,
     TermVote,
     TrajectoryGroup,
@@ -257,6 +258,7 @@ REFERENCE = GroupReference(
 HEARTBEAT = Heartbeat(head=HEAD_ZERO_ID, term=1, time_ms=1_790_000_000_000, version=0)
 RECEIPT = Receipt(
     accepted=GROUP_ID + name("group 1"),
+    announced=name("announcement"),
     head=HEAD_ZERO_ID,
     rate=0.5,
     refused=(Refusal("duplicate", name("group 2")), Refusal("stale", name("group 3") + name("group 4"))),
@@ -306,6 +308,7 @@ LINK = Link(
 )
 
 ROLLOUT_REQUEST = RolloutRequest(count=16, first=32, head=HEAD_ZERO_ID)
+SLOT_ANNOUNCEMENT = SlotAnnouncement(count=16, first=32, head=HEAD_ZERO_ID)
 DELIVERY = Delivery(cargo="joins", data=SEALED_JOIN, run=RUN)
 HEADS_QUESTION = HeadsQuestion(held=(HEAD_ZERO_ID,))
 HEADS_ANSWER = HeadsAnswer(heads=(SEALED_HEAD_ZERO,))
@@ -350,6 +353,7 @@ SEALED_TYPES = {
     "head": (HEAD, TRAINER, RUN),
     "vote": (VOTE, STANDBY, RUN),
     "rollout-request": (ROLLOUT_REQUEST, TRAINER, RUN),
+    "slot-announcement": (SLOT_ANNOUNCEMENT, SAMPLER, RUN),
 }
 """Messages that travel sealed: an example, who says it, and in which run."""
 

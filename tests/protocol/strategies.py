@@ -39,6 +39,7 @@ from protocol import (
     Roster,
     Route,
     ShownGrant,
+    SlotAnnouncement,
     Stretch,
     TermGrant,
     TermVote,
@@ -244,6 +245,9 @@ def receipts(draw: st.DrawFn) -> Receipt:
     refused = [Refusal(reason, b"".join(part)) for reason, part in zip(reasons, parts, strict=False) if part]
     return Receipt(
         accepted=b"".join(parts[-1]),
+        announced=b"".join(
+            draw(st.lists(digests, max_size=3, unique=True).filter(lambda a: not {*a} & {*ids}))
+        ),
         head=draw(digests),
         rate=draw(st.none() | st.floats(0, 1e6).map(lambda rate: rate + 0.0)),
         refused=tuple(refused),
@@ -351,6 +355,7 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
     "head": heads(),
     "vote": independent(TermVote),
     "rollout-request": independent(RolloutRequest),
+    "slot-announcement": independent(SlotAnnouncement),
     "roster": rosters,
     "chunk-table": tables(),
     "layout": layouts(),

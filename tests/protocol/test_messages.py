@@ -38,6 +38,7 @@ def every_wire_type() -> dict[str, type]:
         "peer_exchange",
         "receipt",
         "rollout_request",
+        "slot_announcement",
         "election",
         "trajectory",
         "verdict",

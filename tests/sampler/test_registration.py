@@ -123,7 +123,7 @@ async def test_while_the_leader_is_silent_a_sampler_draws_nothing_and_goes_on_wh
                 beat = Heartbeat(head=head.id, term=1, time_ms=1, version=0, ext={})
                 assert lease.take(open_sealed(seal(beat, TRAINER, RUN.id), Heartbeat, RUN.id))
                 with trio.fail_after(100):
-                    while not outbox.pending:  # noqa: ASYNC110 - an outbox has no event for this
+                    while not loop._delivery.waiting:  # noqa: ASYNC110 - an outbox has no event for this
                         await trio.sleep(0.1)
                 assert not loop.status()["leader_is_silent"]
             nursery.cancel_scope.cancel()
@@ -177,7 +177,7 @@ async def test_groups_too_long_for_gossip_wait_where_no_pruning_reaches_them(tmp
             with serve_deliveries(leader, {topic: Taker(lambda _: ACCEPT, welcome)}):
                 nursery.start_soon(loop.work)
                 with trio.fail_after(100):
-                    while not outbox.pending:  # noqa: ASYNC110 - an outbox has no event for this
+                    while not loop._delivery.waiting:  # noqa: ASYNC110 - an outbox has no event for this
                         await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         assert len([*store.lent.all()]) >= 1

@@ -16,6 +16,7 @@ from echo_node.models import embedded
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
+from echo_node.rollouts.group_refs import is_group
 from echo_node.runs.spec import VerificationTable
 from echo_node.telemetry.metrics import Records
 from echo_node.telemetry.step_db import read_records
@@ -98,7 +99,7 @@ class Spy:
         self.heads[head.id] = head
 
     def _groups(self, data):
-        for envelope in read_batch(data):
+        for envelope in filter(is_group, read_batch(data)):
             self.groups[envelope.id] = envelope.open(TrajectoryGroup, self.run)
 
     def _receipt(self, data):

@@ -15,6 +15,7 @@ from echo_node.models import embedded
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
+from echo_node.rollouts.announced_slots import is_announcement
 from echo_node.runs.run import Run, draft
 from echo_node.telemetry.metrics import Records
 from protocol import Identity, TrajectoryGroup, Verdict, read_batch, topics
@@ -72,6 +73,8 @@ async def test_a_cheat_among_the_honest_is_condemned_and_nobody_else(mode, tmp_p
                     note(envelope)
 
     def group(envelope):
+        if is_announcement(envelope):
+            return
         opened = envelope.open(TrajectoryGroup, run.id)
         samplers[opened.id] = opened.signer
 
