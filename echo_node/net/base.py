@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 CAPACITY: Final = 256
 """Messages that a subscription buffers for a slow reader, by default."""
 LOOKUP_SECONDS: Final = 10.0
+ACCEPTED_SECONDS: Final = 1_800.0
+"""Seconds for which a peer keeps its place after a group of its was found good."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,9 @@ class Network(Protocol):
         The address is that of the connection itself, never one that a peer claimed. None if the
         connection is relayed, or if there is none.
         """
+
+    def protect(self, peer: bytes, seconds: float = ACCEPTED_SECONDS) -> None:
+        """Keep a peer's place while connections are short; inf: it is a key of the manifest."""
 
     def watch(self) -> AbstractAsyncContextManager[Subscription[PeerEvent]]:
         """Watch peers become reachable and unreachable from now on.

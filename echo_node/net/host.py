@@ -34,6 +34,7 @@ from multiaddr import Multiaddr
 
 from echo_node.errors import ConfigError, EchoError, boundary
 from echo_node.net import libp2p_patches
+from echo_node.net.connection_manager import ConnectionManager
 from echo_node.net.discovery.address_door import USER, AddressDoor, Teller
 from echo_node.net.identify import (
     ENDED,
@@ -51,13 +52,15 @@ from echo_node.net.peerstore import BoundedPeerStore
 from echo_node.net.rate_limit import TokenBucket
 from echo_node.net.reachability import multiaddrs
 from echo_node.net.reachability.circuit import Circuits
-from echo_node.net.swarm import HardSwarm, id_of, key_of
+from echo_node.net.swarm import PENDING_HANDSHAKES, HardSwarm, id_of, key_of
 from echo_node.net.yamux.muxer import PROTOCOL_ID as YAMUX
 from echo_node.net.yamux.muxer import Yamux
 from protocol import Identity
 
 CONNECTIONS: Final = 300
 CONNECTIONS_PER_PEER: Final = 3
+OUTBOUND_SHARE: Final = 6
+"""One in this many connections is kept free for outbound dials."""
 STREAMS_PER_PEER: Final = 64
 """Open inbound streams of one peer; more are reset."""
 STREAMS_PER_SECOND: Final = 200
@@ -248,8 +251,13 @@ class HardHost(BasicHost):
         return False
 
 
-def build_host(identity: Identity, *, connections: int = CONNECTIONS) -> HardHost:
-    """Build a host of this identity that does not listen yet."""
+def build_host(
+    identity: Identity, *, connections: int = CONNECTIONS, per_address: int | None = None
+) -> HardHost:
+    """Build a host of this identity that does not listen yet.
+
+    `per_address` bounds the inbound connections of strangers from one address.
+    """
     libp2p_patches.harden()
     keys = _key_pair(identity)
     noise = NoiseTransport(keys, noise_privkey=create_noise_key_pair().private_key)
@@ -263,10 +271,10 @@ def build_host(identity: Identity, *, connections: int = CONNECTIONS) -> HardHos
 
     store = BoundedPeerStore(lambda peer: peer == me or peer in swarm.connections, admit_own)
     config = ConnectionConfig(
-        max_connections=connections,
+        max_connections=connections + PENDING_HANDSHAKES,
         min_connections=0,
         low_watermark=0,  # the dialer decides whom to dial
-        high_watermark=connections,
+        high_watermark=connections + PENDING_HANDSHAKES,
         max_connections_per_peer=CONNECTIONS_PER_PEER,
         auto_connect_interval=3600.0,
     )
@@ -281,6 +289,12 @@ def build_host(identity: Identity, *, connections: int = CONNECTIONS) -> HardHos
     swarm.door, swarm.store = AddressDoor(), store
     store.add_key_pair(me, keys)
     host = HardHost(swarm)
+    swarm.places = ConnectionManager(
+        connections - connections // OUTBOUND_SHARE,
+        trio.current_time,
+        host.scores.last_credit,
+        per_address=per_address,
+    )
     return host
 
 

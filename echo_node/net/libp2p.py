@@ -26,6 +26,7 @@ from multiaddr import Multiaddr
 
 from echo_node.errors import DefectError, StoreError
 from echo_node.net.base import (
+    ACCEPTED_SECONDS,
     CAPACITY,
     LOOKUP_SECONDS,
     Failure,
@@ -235,6 +236,9 @@ class Libp2pNetwork:
                 return remote[0]
         return None
 
+    def protect(self, peer: bytes, seconds: float = ACCEPTED_SECONDS) -> None:
+        self._host.swarm.places.protect(peer, seconds)
+
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[Subscription[PeerEvent]]:
         self._check_joined()
@@ -361,7 +365,7 @@ async def _open_bulk(network: Libp2pNetwork, settings: SwarmSettings, stack: Asy
 @asynccontextmanager
 async def join_swarm(identity: Identity, settings: SwarmSettings) -> AsyncGenerator[Libp2pNetwork]:
     """Join the swarm with this key until the context is left."""
-    host = build_host(identity, connections=settings.connections)
+    host = build_host(identity, connections=settings.connections, per_address=settings.per_address)
     failed: BaseException | None = None
     try:
         async with AsyncExitStack() as stack:

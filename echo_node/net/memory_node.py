@@ -17,6 +17,7 @@ import trio
 from echo_node.errors import DefectError
 from echo_node.net.base import (
     ACCEPT,
+    ACCEPTED_SECONDS,
     CAPACITY,
     LOOKUP_SECONDS,
     Failure,
@@ -176,6 +177,9 @@ class MemoryNetwork:
 
     def address(self, peer: bytes) -> str | None:
         return self._swarm.address if peer in self.peers() else None
+
+    def protect(self, peer: bytes, seconds: float = ACCEPTED_SECONDS) -> None:
+        """Do nothing: places of a swarm in memory are never short."""
 
     @asynccontextmanager
     async def watch(self) -> AsyncGenerator[Subscription[PeerEvent]]:

@@ -7,6 +7,7 @@ messages costs nothing, and for a time that grows with the number of faults. Fau
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +38,7 @@ class _Score:
     good: float = 0.0
     bad: float = 0.0
     at: float = 0.0
+    credited: float = -math.inf
     until: float = 0.0
 
     def decay(self, now: float) -> None:
@@ -55,6 +57,7 @@ class PeerScores:
         """Count a good message of the peer."""
         score = self._score(peer)
         score.good += 1
+        score.credited = score.at
 
     def fault(self, peer: bytes, reason: str) -> None:
         """Count a fault of the peer, and mute it above the limits."""
@@ -66,6 +69,11 @@ class PeerScores:
             if score.until <= score.at:
                 _log.info("peer %s muted for %.0f s: %s", peer_id(peer), seconds, reason)
             score.until = max(score.until, score.at + seconds)
+
+    def last_credit(self, peer: bytes) -> float:
+        """Return when the peer last sent a good message, by trio's clock."""
+        score = self._by_peer.get(peer)
+        return score.credited if score is not None else -math.inf
 
     def is_muted(self, peer: bytes) -> bool:
         score = self._by_peer.get(peer)

@@ -6,7 +6,7 @@ keeps inbound connections after they end.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -26,17 +26,26 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from echo_node.errors import EchoError, PeerError, boundary
+from echo_node.net.connection_manager import ConnectionManager, Network, networks_of
 from echo_node.net.discovery.address_door import UNKNOWN, AddressDoor, Teller, Trust, is_name
 from echo_node.net.discovery.address_scope import Scope, of_socket, scope_of_ip, without_peer
 from echo_node.net.discovery.seeds import numbers_of
 from echo_node.net.peerstore import BoundedPeerStore
+from echo_node.net.rate_limit import TokenBucket
 from echo_node.net.reachability import multiaddrs
 from protocol.identity import PEER_ID_BYTES, peer_id_bytes
 
 PENDING_HANDSHAKES: Final = 64
 """Inbound connections without a finished handshake; one more ends the oldest of the busiest IP."""
-OUTBOUND_SHARE: Final = 6
-"""One in this many connections is kept free for outbound dials."""
+PENDING_EACH: Final = 16
+"""The same from one IPv4 address or IPv6 /64; one more ends the oldest of them. Loopback may have
+all: whoever runs programs on this machine can do worse to it."""
+HANDSHAKES_PER_SECOND: Final = 8.0
+HANDSHAKES_BURST: Final = 128
+"""Handshakes of one such network, in the long run and at once; a handshake costs milliseconds."""
+NETWORKS: Final = 4_096
+"""Networks with a rate of handshakes; the least recently seen is forgotten."""
+HANG_UP_SECONDS: Final = 5.0
 HAPPY_EYEBALLS_SECONDS: Final = 0.25
 """Seconds that one address has before the next one is dialled too."""
 ADDRESSES_TO_DIAL: Final = 8
@@ -67,6 +76,14 @@ def remote_of(connection: INetConn) -> tuple[str, int] | None:
     return found
 
 
+def _networks_of(muxed_conn: IMuxedConn) -> tuple[Network, ...]:
+    """Return the networks that an inbound connection counts for."""
+    if muxed_conn.get_connection_type() is ConnectionType.RELAYED:
+        return networks_of(None, str(next(iter(muxed_conn.get_transport_addresses()), "")))
+    remote = muxed_conn.get_remote_address()  # type: ignore[attr-defined]
+    return networks_of(remote[0] if remote else None)
+
+
 class _NoAutoConnector(AutoConnector):
     """Dial nobody: the library's own dials many unverified addresses."""
 
@@ -84,7 +101,7 @@ class _NoAutoConnector(AutoConnector):
 class _PendingHandshake:
     """An inbound connection during its handshake."""
 
-    ip: str
+    network: str
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
@@ -94,13 +111,16 @@ class HardSwarm(Swarm):
     door: AddressDoor
     """The one door for addresses, and the peerstore behind it, both set by `build_host`."""
     store: BoundedPeerStore
+    places: ConnectionManager
+    """Who has a place among the inbound connections, set by `build_host` too."""
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
         self.auto_connector = _NoAutoConnector(swarm=self)
-        most = self.connection_config.max_connections
-        self._inbound_limiter = trio.CapacityLimiter(max(1, most - most // OUTBOUND_SHARE))
+        # the library counts pending ones too: it must not turn away whom the manager makes room for
+        self._inbound_limiter = trio.CapacityLimiter(self.connection_config.max_connections)
         self._handshakes: list[_PendingHandshake] = []
+        self._handshake_rates: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def get_connections(self, peer_id: ID | None = None) -> list[INetConn]:
         """Return the open connections; the library returns closed ones too and uses them."""
@@ -241,10 +261,18 @@ class HardSwarm(Swarm):
         The caller holds an inbound slot until then.
         """
         remote = raw_conn.get_remote_address()
-        pending = _PendingHandshake(remote[0] if remote else "")
-        if len(self._handshakes) >= PENDING_HANDSHAKES:
-            busiest = Counter(each.ip for each in self._handshakes).most_common(1)[0][0]
-            next(each for each in self._handshakes if each.ip == busiest).scope.cancel()
+        ip = multiaddrs.ip(remote[0]) if remote else None
+        bounded = ip is not None and not ip.is_loopback
+        pending = _PendingHandshake(multiaddrs.network(ip) if ip else "")
+        if bounded and not self._handshake_rate(pending.network).spend():
+            raise SwarmException("too many handshakes from one network")
+        live = [each for each in self._handshakes if not each.scope.cancel_called]
+        busy = Counter(each.network for each in live)
+        if bounded and busy[pending.network] >= PENDING_EACH:
+            next(each for each in live if each.network == pending.network).scope.cancel()
+        elif len(live) >= PENDING_HANDSHAKES:
+            busiest = busy.most_common(1)[0][0]
+            next(each for each in live if each.network == busiest).scope.cancel()
         self._handshakes.append(pending)
         try:
             with pending.scope:
@@ -253,15 +281,48 @@ class HardSwarm(Swarm):
             self._handshakes.remove(pending)
         if pending.scope.cancelled_caught:
             raise SwarmException("no handshake in time, and other connections wait")
-        await muxed.event_closed.wait()  # type: ignore[attr-defined]
+        try:
+            await muxed.event_closed.wait()  # type: ignore[attr-defined]
+        finally:
+            self.places.leave(muxed)
         raise SwarmException("the connection ended")
 
+    def _handshake_rate(self, network: str) -> TokenBucket:
+        rate = self._handshake_rates.pop(network, None) or TokenBucket(
+            HANDSHAKES_PER_SECOND, HANDSHAKES_BURST
+        )
+        self._handshake_rates[network] = rate
+        while len(self._handshake_rates) > NETWORKS:
+            self._handshake_rates.popitem(last=False)
+        return rate
+
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
-        """Add a connection; refuse peers whose key is not Ed25519."""
-        if key_of(muxed_conn.peer_id) is None:
+        """Add a connection, an inbound one if it gets a place; refuse keys other than Ed25519."""
+        public = key_of(muxed_conn.peer_id)
+        if public is None:
             await muxed_conn.close()
             raise SwarmException(f"{muxed_conn.peer_id} has a key that is not Ed25519")
-        return await super().add_conn(muxed_conn, direction)
+        if direction != "inbound":
+            return await super().add_conn(muxed_conn, direction)
+        ended = self.places.admit(public, _networks_of(muxed_conn), muxed_conn)
+        if ended is None:
+            await muxed_conn.close()
+            raise SwarmException(f"{muxed_conn.peer_id} gets no place")
+        for each in ended:
+            self.manager.run_task(self._hang_up, each)
+        try:
+            return await super().add_conn(muxed_conn, direction)
+        except BaseException:
+            self.places.leave(muxed_conn)
+            raise
+
+    async def _hang_up(self, muxed_conn: IMuxedConn) -> None:
+        """End a connection whose place went to another."""
+        conns = self.connections.get(muxed_conn.peer_id, ())
+        with trio.move_on_after(HANG_UP_SECONDS):
+            for each in [each for each in conns if each.muxed_conn is muxed_conn]:
+                await each.close()
+            await muxed_conn.close()
 
     async def close(self) -> None:
         """Close all connections concurrently: the library takes 0.1 s for each in turn."""

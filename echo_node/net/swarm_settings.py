@@ -37,6 +37,9 @@ class SwarmSettings:
     wanted: int = 12
     """Connections that this node makes by itself."""
     connections: int = 300
+    per_address: int | None = None
+    """Inbound connections of strangers from one IPv4 address or IPv6 /64 (twice as many from a /56,
+    four times from a /48); None is 64, or a quarter of the places if that is more."""
     public: bool | None = None
     """Whether others can dial this node; None finds out."""
     announce: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,10 +26,13 @@ async def present_as(
 ) -> AsyncGenerator[None]:
     """Announce a role in the DHT for the block, and stay connected to the roles it needs.
 
-    A trainer lists the run for strangers while the file `OPEN` is in `folder`.
+    Trainers and verifiers of the run always have a place among this node's connections. A trainer
+    lists the run for strangers while the file `OPEN` is in `folder`.
     """
     keys = {topics.role_key(run.id, each): SEVERAL for each in needed}
     role_peers = RolePeers(network, announced=[topics.role_key(run.id, role)], needed=keys)
+    for key in {*run.manifest.trainers, *run.manifest.verifiers}:
+        network.protect(key, math.inf)
 
     def is_open() -> bool:
         return role == "trainer" and folder is not None and (folder / OPEN).exists()

@@ -258,6 +258,8 @@ class TrainerLoop:
         self._number, self._fruitless = batch.number, 0
         self._heads.add(batch)
         self._policy.used(group.id for group in batch.groups)
+        for sampler in {group.sampler for group in batch.groups}:
+            self._network.protect(sampler)
         head = await self._heads.publish() if self._heads.is_due else None
         seconds = time.monotonic() - began
         self._status.record_step(batch, figures, head, waited=waited, seconds=seconds)

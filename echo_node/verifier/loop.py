@@ -270,6 +270,7 @@ class VerifierLoop:
         sampler, now, breach = admitted.sampler, self._clock(), finding.breach
         if breach is None:
             self.trust.honest(sampler, now)
+            self._network.protect(sampler)
         elif breach.sure:
             self.trust.condemned(sampler, breach.reason, now)
             self._cumulative.forget(sampler)
