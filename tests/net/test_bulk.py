@@ -6,7 +6,7 @@ import hashlib
 import socket
 import ssl
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -194,12 +194,90 @@ async def test_who_says_nothing_is_shown_out_and_the_rest_wait_no_longer():
     async with serving_bulk(BulkLimits(handshake=0.2, pending=4, pending_each=3)) as (port, _, asker):
         offer = issue(port, asker.public, ASK)
         mute = [socket.create_connection(("127.0.0.1", port.port)) for _ in range(3)]
-        await until(lambda: port._pending.total() == 3)
+        await until(lambda: port.pending == 3)
         assert await knocked(port, bulk_pass(offer.token, asker.public, ASK)) == b""
         assert port.counts["crowded"] == 1
-        await until(lambda: port._pending.total() == 0)
+        await until(lambda: port.pending == 0)
         assert await knocked(port, bulk_pass(offer.token, asker.public, ASK)) == ASKED
         for each in mute:
+            each.close()
+
+
+def slow_reader(port, offer, peer, ask, source):
+    """A connection that redeems a token and takes next to nothing."""
+    plain = socket.create_connection(("127.0.0.1", port.port), source_address=(source, 0))
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    connection = client_tls().wrap_socket(plain)
+    connection.sendall(bulk_pass(offer.token, peer, ask))
+    connection.recv(1)
+    return connection
+
+
+MUCH = BulkAsk((Slice(BLOB, 0, len(DATA)),) * 8)
+
+
+async def test_silent_connections_of_one_address_make_room_for_another():
+    async with serving_bulk(BulkLimits(pending=4, pending_each=4)) as (port, serving, asker):
+        serving._swarm.address = "127.0.0.2"
+        issue(port, asker.public, ASK)
+        mute = [
+            socket.create_connection(("127.0.0.1", port.port), source_address=("127.0.0.2", 0))
+            for _ in range(4)
+        ]
+        await until(lambda: port.pending == 4)
+        serving._swarm.address = "127.0.0.1"
+        offer = issue(port, asker.public, ASK)
+        assert await knocked(port, bulk_pass(offer.token, asker.public, ASK)) == ASKED
+        assert port.counts["shed"] == 1
+        for each in mute:
+            each.close()
+
+
+async def test_slow_readers_of_one_address_make_room_for_another_and_not_for_their_own():
+    async with serving_bulk(BulkLimits(serving=3)) as (port, serving, asker):
+        serving._swarm.address = "127.0.0.2"
+        slow = [
+            await trio.to_thread.run_sync(
+                slow_reader, port, issue(port, asker.public, MUCH), asker.public, MUCH, "127.0.0.2"
+            )
+            for _ in range(3)
+        ]
+        assert port.serving == 3
+        offer = issue(port, asker.public, ASK)
+        with suppress(OSError):  # it is closed, at whichever moment
+            slow.append(
+                await trio.to_thread.run_sync(slow_reader, port, offer, asker.public, ASK, "127.0.0.2")
+            )
+        await until(lambda: port.counts["refused"] == 1)
+        assert port.serving == 3
+        serving._swarm.address = "127.0.0.1"
+        offer = issue(port, asker.public, ASK)
+        assert await knocked(port, bulk_pass(offer.token, asker.public, ASK)) == ASKED
+        assert port.counts["shed"] == 1
+        for each in slow:
+            each.close()
+
+
+async def test_one_peer_and_one_address_hold_a_share_of_tokens_and_connections():
+    allowed = BulkLimits(serving_each=2, tokens_address=3)
+    async with serving_bulk(allowed) as (port, serving, asker):
+        slow = [
+            await trio.to_thread.run_sync(
+                slow_reader, port, issue(port, asker.public, MUCH), asker.public, MUCH, "127.0.0.1"
+            )
+            for _ in range(2)
+        ]
+        offer = issue(port, asker.public, ASK)
+        assert await knocked(port, bulk_pass(offer.token, asker.public, ASK)) == b""
+        assert port.counts["refused"] == 1
+        async with serving._swarm.join(IDENTITIES[2]) as third:
+            for peer in (asker, asker, third):
+                issue(port, peer.public, ASK)
+            with pytest.raises(PeerError, match="too many tokens"):
+                issue(port, third.public, ASK)
+            serving._swarm.address = "127.0.0.3"
+            issue(port, third.public, ASK)
+        for each in slow:
             each.close()
 
 
@@ -224,7 +302,7 @@ async def test_who_does_not_take_what_it_asked_for_is_cut_off():
         connection, first = await trio.to_thread.run_sync(take_a_little)
         assert first
         await until(lambda: port.counts == {"broken": 1})
-        assert port._serving == 0
+        assert port.serving == 0
         connection.close()
 
 
@@ -341,7 +419,7 @@ async def test_cancelling_ends_the_connection_at_once_on_both_sides():
         with trio.move_on_after(60) as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(read, asker, serving.public)
-                await until(lambda: port._serving == 1)
+                await until(lambda: port.serving == 1)
                 start = trio.current_time()
                 nursery.cancel_scope.cancel()
         assert not scope.cancelled_caught
@@ -360,7 +438,7 @@ async def test_closing_the_bulk_port_ends_what_is_under_way():
         async with trio.open_nursery() as nursery:
             async with serving_bulk(uplink=Silence(after=MIB)) as (port, serving, asker):
                 nursery.start_soon(read_until_it_breaks, asker, serving.public)
-                await until(lambda: port._serving == 1)
+                await until(lambda: port.serving == 1)
             await broken.wait()
 
 

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -50,15 +50,21 @@ class BulkLimits:
     window: float = 20.0
     """Seconds in which the reader has to take 1 MiB: slower than 50 kB/s is cut off."""
     pending: int = 64
-    """Connections that have not redeemed a token yet."""
+    """Connections that have not redeemed a token yet; for one more, the oldest of the busiest
+    address is closed, if that has more than the address of the new one."""
     pending_each: int = 32
     """The same, from one address: several nodes may share one behind a NAT."""
     serving: int = 32
-    """Connections that are being sent to."""
+    """Connections that are being sent to; for one more, the oldest of the busiest address is ended,
+    by the same rule."""
+    serving_each: int = 8
+    """The same, for one peer."""
     tokens: int = 256
     """Tokens that are issued and not redeemed."""
     tokens_each: int = 8
     """The same, for one peer."""
+    tokens_address: int = 128
+    """The same, for all peers of one address."""
 
 
 class _RefusedError(PeerError):
@@ -83,6 +89,7 @@ class _Visit:
 
     address: str
     ticket: _Ticket | None = None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 class BulkPort:
@@ -100,12 +107,12 @@ class BulkPort:
         self._allowed = allowed
         self._clock = clock
         self._tickets: dict[bytes, _Ticket] = {}
-        self._pending: Counter[str] = Counter()
+        self._visits: list[_Visit] = []
+        """Open connections, oldest first."""
         self._threads = trio.CapacityLimiter(allowed.pending + allowed.serving)
-        self._serving = 0
         self.port: int = listeners[0].getsockname()[1]
         self.counts: Counter[str] = Counter()
-        """Connections by outcome: `served`, `stranger`, `crowded`, `refused`, `broken`."""
+        """Connections by outcome: `served`, `stranger`, `crowded`, `refused`, `broken`, `shed`."""
 
     def offer(self, peer: bytes, ask: BulkAsk, registry: BlobRegistry, uplink: UploadLimit) -> BulkOffer:
         """Issue a one-use token for ranges of a registry to a directly connected peer."""
@@ -116,7 +123,12 @@ class BulkPort:
         now = self._clock()
         self._tickets = {key: ticket for key, ticket in self._tickets.items() if ticket.until > now}
         own = sum(ticket.peer == peer for ticket in self._tickets.values())
-        if own >= self._allowed.tokens_each or len(self._tickets) >= self._allowed.tokens:
+        near = sum(ticket.address == normalise_address(address) for ticket in self._tickets.values())
+        if (
+            own >= self._allowed.tokens_each
+            or near >= self._allowed.tokens_address
+            or len(self._tickets) >= self._allowed.tokens
+        ):
             raise PeerError("too many tokens are out")
         token = secrets.token_bytes(DIGEST_BYTES)
         until = now + self._allowed.valid
@@ -144,25 +156,38 @@ class BulkPort:
                 self.counts[refusal] += 1
                 connection.close()
                 continue
-            self._pending[address] += 1
-            nursery.start_soon(self._handle, connection, _Visit(address))
+            visit = _Visit(address)
+            self._visits.append(visit)
+            nursery.start_soon(self._handle, connection, visit)
 
     def _refusal(self, address: str) -> str | None:
         """Why a connection from an address is closed before the handshake, if it is."""
         now = self._clock()
         if not any(ticket.address == address and ticket.until > now for ticket in self._tickets.values()):
             return "stranger"
-        allowed = self._allowed
-        if self._pending.total() >= allowed.pending or self._pending[address] >= allowed.pending_each:
+        pending = [each for each in self._visits if each.ticket is None and not each.scope.cancel_called]
+        if sum(each.address == address for each in pending) >= self._allowed.pending_each:
+            return "crowded"
+        if len(pending) >= self._allowed.pending and not self._shed(pending, address):
             return "crowded"
         return None
+
+    def _shed(self, visits: Sequence[_Visit], address: str) -> bool:
+        """End the oldest connection of the busiest address for one of another; return if so."""
+        crowds = Counter(each.address for each in visits)
+        busiest, most = crowds.most_common(1)[0]
+        if most <= crowds[address] + 1:
+            return False
+        next(each for each in visits if each.address == busiest).scope.cancel()
+        self.counts["shed"] += 1
+        return True
 
     async def _handle(self, connection: trio.socket.SocketType, visit: _Visit) -> None:
         plain = to_blocking(connection, self._allowed.handshake)
         try:
-            with boundary(PeerError, f"serving {visit.address} at the bulk port"):
+            with boundary(PeerError, f"serving {visit.address} at the bulk port"), visit.scope:
                 await run_with_socket(plain, lambda: self._serve(plain, visit), self._threads)
-            self.counts["served"] += 1
+            self.counts["served"] += not visit.scope.cancelled_caught
         except _RefusedError as error:
             self.counts["refused"] += 1
             _log.info("%s", error)
@@ -170,12 +195,7 @@ class BulkPort:
             self.counts["broken"] += 1
             _log.info("%s", error)
         finally:
-            if visit.ticket is None:
-                self._pending[visit.address] -= 1
-                if not self._pending[visit.address]:
-                    del self._pending[visit.address]
-            else:
-                self._serving -= 1
+            self._visits.remove(visit)
 
     def _redeem(self, shown: bytes, visit: _Visit) -> _Ticket:
         """Return the ticket of a pass, which is spent by this."""
@@ -184,14 +204,26 @@ class BulkPort:
             raise _RefusedError(f"{visit.address} showed a token that is used, expired or unknown")
         if ticket.address != visit.address:
             raise _RefusedError(f"{visit.address} showed a token for {ticket.address}")
-        if self._serving >= self._allowed.serving:
-            raise _RefusedError(f"{visit.address} refused: {self._serving} connections are being served")
+        served = [each for each in self._visits if each.ticket and not each.scope.cancel_called]
+        if (
+            sum(each.ticket.peer == ticket.peer for each in served if each.ticket)
+            >= self._allowed.serving_each
+        ):
+            raise _RefusedError(f"{visit.address} refused: its peer is being served on enough connections")
+        if len(served) >= self._allowed.serving and not self._shed(served, visit.address):
+            raise _RefusedError(f"{visit.address} refused: {len(served)} connections are being served")
         visit.ticket = ticket
-        self._serving += 1
-        self._pending[visit.address] -= 1
-        if not self._pending[visit.address]:
-            del self._pending[visit.address]
         return ticket
+
+    @property
+    def pending(self) -> int:
+        """Connections that have not redeemed a token yet."""
+        return sum(each.ticket is None for each in self._visits)
+
+    @property
+    def serving(self) -> int:
+        """Connections that are being sent to."""
+        return len(self._visits) - self.pending
 
     # These run in threads.
 
