@@ -67,6 +67,7 @@ def open_run(seed: int, *, staleness: int | None = None, engine: str = ENGINE) -
         folder=embedded.folder(),
         contract=load(*CONTRACT),
         params={},
+        pure=True,
         algorithm={"batch_groups": BATCH, **DemoConfig().algorithm},
         sampling_=Sampling(
             group_size=GROUP, max_prompt=PROMPT_TOKENS, max_tokens=ANSWER_TOKENS, temperature=1.0

@@ -94,6 +94,7 @@ class Stage:
             folder=folder,
             contract=contract,
             params={},
+            pure=True,
             algorithm={},
             sampling_=Sampling(group_size=group_size, max_prompt=32, max_tokens=max_tokens, temperature=1.0),
             sync=Sync(async_from=0, head_every=1, in_flight=False, staleness=4),

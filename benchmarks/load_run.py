@@ -59,6 +59,7 @@ def sealed_manifest() -> bytes:
         folder=embedded.folder(),
         contract=load("digits-reverse", "1"),
         params={},
+        pure=True,
         algorithm={"batch_groups": BATCH},
         sampling_=Sampling(group_size=8, max_prompt=7, max_tokens=6, temperature=1.0),
         sync=Sync(async_from=0, head_every=1, in_flight=False, staleness=STALENESS),

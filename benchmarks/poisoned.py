@@ -1,6 +1,7 @@
 """Training with half the samplers cheating: clean, verified and unverified runs.
 
-Four samplers, of whom two cheat; one verifier, whose word counts by the policy `sampled`. Steps are
+Four samplers, of whom two cheat; one verifier, whose word counts by the policy `sampled`. Besides
+forgery in the open there is a side for each attack of `poisoned_attacks`. Steps are
 counted until the held-out reward is 0.8, so a busy machine changes little. Everything is real but
 the network, which is the in-memory one: nodes, seals, admission, verdicts. Needs matplotlib for the
 picture. Results go into build/benchmarks.
@@ -19,6 +20,7 @@ import argparse
 import dataclasses
 import json
 import logging
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,12 +31,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.convergence_report import ENOUGH, final_reward, steps_to
+from benchmarks.poisoned_attacks import ATTACKS
 from benchmarks.poisoned_swarm import CHEATS, Outcome, Policy, play
 
 FOLDER: Final = Path(__file__).parents[1] / "build" / "benchmarks"
 STEPS: Final = 160
 MOST_STEPS: Final = 1.3
 """Times those of the clean run."""
+MOST_ATTACKED_STEPS: Final = 1.15
+"""Times those of the clean run, under each named attack."""
+MOST_FORGED: Final = 0.02
+"""Share of forged groups among all that were trained on until the reward is reached."""
 CLEAN, VERIFIED, BELIEVED = "clean", "verified", "unverified"
 COLOURS: Final = {CLEAN: "tab:blue", VERIFIED: "tab:green", BELIEVED: "tab:red"}
 
@@ -42,18 +49,26 @@ Sides = Mapping[str, Sequence[Outcome]]
 
 
 def run_all(
-    seeds: Sequence[int], steps: int, policy: Policy, verifiers: int, report: Callable[[str], None]
+    seeds: Sequence[int],
+    steps: int,
+    policy: Policy,
+    verifiers: int,
+    report: Callable[[str], None],
+    attacks: Sequence[str] = (),
 ) -> dict[str, list[Outcome]]:
     """Every side with every seed, one after the other."""
-    sides: dict[str, list[Outcome]] = {CLEAN: [], VERIFIED: [], BELIEVED: []}
+    sides: dict[str, list[Outcome]] = {name: [] for name in (CLEAN, VERIFIED, BELIEVED, *attacks)}
+    checked: dict[str, Any] = {"cheats": CHEATS, "policy": policy, "verifiers": verifiers}
+    options: dict[str, dict[str, Any]] = {
+        CLEAN: {"cheats": 0},
+        VERIFIED: checked,
+        BELIEVED: {"cheats": CHEATS},
+    }
+    options |= {name: {**checked, "attack": ATTACKS[name]} for name in attacks}
     for seed in seeds:
-        for side, options in (
-            (CLEAN, {"cheats": 0}),
-            (VERIFIED, {"cheats": CHEATS, "policy": policy, "verifiers": verifiers}),
-            (BELIEVED, {"cheats": CHEATS}),
-        ):
-            done = play(side, seed, steps, **options)
-            sides[side].append(done)
+        for side, outcomes in sides.items():
+            done = play(side, seed, steps, **options[side])
+            outcomes.append(done)
             report(f"{side}, seed {seed}: {done.curve[-1][1]:.3f} in {done.seconds:.0f} s")
     return sides
 
@@ -76,10 +91,32 @@ def figures(sides: Sides) -> dict[str, Any]:
         "cheats_muted": sum(each.cheats_muted for each in verified),
         "cheats": CHEATS * len(verified),
         "cheats_muted_after_groups": [list(each.made_before_verdict) for each in verified],
-        "honest_condemned": sum(each.honest_condemned for each in verified),
+        "honest_condemned": sum(each.honest_condemned for outcomes in sides.values() for each in outcomes),
         "forged_groups_trained": sum(each.forged_trained for each in verified),
         "forged_groups_trained_unverified": sum(each.forged_trained for each in believed),
         "seeds": len(clean),
+        **{name: attack_figures(clean, sides[name]) for name in sides if name in ATTACKS},
+    }
+
+
+def attack_figures(clean: Sequence[Outcome], attacked: Sequence[Outcome]) -> dict[str, Any]:
+    """Return what an attack cost, and how much of what was learnt until then was forged."""
+    learnt = all(map(reached, (*clean, *attacked)))
+    ratio = _median(clean, attacked, lambda one, other: steps_to(other.curve) / steps_to(one.curve))
+    until = [steps_to(each.curve) if reached(each) else math.inf for each in attacked]
+    counted = [
+        (groups, forged)
+        for outcome, last in zip(attacked, until, strict=True)
+        for step, groups, forged in outcome.trained
+        if step <= math.ceil(min(last, 1e9))
+    ]
+    forged, groups = sum(each for _, each in counted), sum(each for each, _ in counted)
+    return {
+        "steps_over_clean": round(ratio, 4) if learnt else None,
+        "forged_trained_share": round(forged / groups, 4) if groups else None,
+        "final_reward": round(statistics.median(final_reward(each.curve) for each in attacked), 4),
+        "cheats_muted": sum(each.cheats_muted for each in attacked),
+        "honest_condemned": sum(each.honest_condemned for each in attacked),
     }
 
 
@@ -109,6 +146,14 @@ def bounds_lines(results: Mapping[str, Any]) -> list[str]:
         ]
         < ENOUGH,
     }
+    for name in (each for each in results if each in ATTACKS):
+        ratio, share = results[name]["steps_over_clean"], results[name]["forged_trained_share"]
+        checks[f"{name}.steps_over_clean: {ratio}, at most {MOST_ATTACKED_STEPS}"] = (
+            ratio is not None and ratio <= MOST_ATTACKED_STEPS
+        )
+        checks[f"{name}.forged_trained_share: {share}, at most {MOST_FORGED}"] = (
+            share is not None and share <= MOST_FORGED
+        )
     return [f"{line}: {'holds' if holds else 'MISSED'}" for line, holds in checks.items()]
 
 
@@ -151,7 +196,8 @@ def draw(sides: Sides, file: Path) -> None:
         for number, each in enumerate(outcomes):
             points = np.array(each.curve)
             label = side if number == 0 else None
-            axes.plot(points[:, 0], points[:, 1], marker=".", color=COLOURS[side], label=label)
+            colour = COLOURS.get(side, f"C{4 + list(sides).index(side)}")
+            axes.plot(points[:, 0], points[:, 1], marker=".", color=colour, label=label)
     axes.axhline(ENOUGH, color="grey", linewidth=0.8, linestyle=":")
     axes.set(xlabel="optimiser step", ylabel="held-out reward", ylim=(0.0, 1.0))
     axes.set_title(f"Four samplers: all honest (clean), or {CHEATS} cheats, verified and unverified")
@@ -170,12 +216,15 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="default: 0")
     parser.add_argument("--policy", choices=("sampled", "quorum", "self"), default="sampled")
     parser.add_argument("--verifiers", type=int, default=1)
+    parser.add_argument(
+        "--attacks", nargs="*", choices=tuple(ATTACKS), default=list(ATTACKS), help="default: all"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results and the picture go")
     wish = parser.parse_args(words)
     name = "poisoned-quick" if wish.quick else "poisoned"
     console, quiet = Console(), Console(stderr=True)
     steps = wish.steps or (10 if wish.quick else STEPS)
-    sides = run_all(wish.seeds, steps, wish.policy, wish.verifiers, quiet.print)
+    sides = run_all(wish.seeds, steps, wish.policy, wish.verifiers, quiet.print, wish.attacks)
     wish.folder.mkdir(parents=True, exist_ok=True)
     runs = [dataclasses.asdict(each) for outcomes in sides.values() for each in outcomes]
     (wish.folder / f"{name}.json").write_text(json.dumps(runs), "utf-8")

@@ -41,7 +41,14 @@ HEAT: Final = 1.2
 NOISE: Final = 0.3
 
 
-class CheatingEngine(LocalEngine):
+class ForgingEngine(LocalEngine):
+    """An engine of a cheat."""
+
+    forged: dict[bytes, str]
+    """The slots that were forged, by their keys, and how."""
+
+
+class CheatingEngine(ForgingEngine):
     """Engine that is honest for `honest_groups` groups, then cheats in turn."""
 
     def __init__(self, run: Run, *, rows: int, honest_groups: int = 0) -> None:
@@ -50,8 +57,7 @@ class CheatingEngine(LocalEngine):
         self._honest_left = honest_groups
         self._calls = 0
         self._other: LocalEngine | None = None
-        self.forged: dict[bytes, str] = {}
-        """The slots that were forged, by their keys, and how."""
+        self.forged = {}
 
     def generate(
         self,

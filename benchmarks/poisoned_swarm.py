@@ -22,7 +22,7 @@ import trio
 
 from benchmarks.convergence_swarm import LONGEST_SECONDS, follow
 from benchmarks.convergence_task import BATCH, GROUP, Curve, HeldOut, identity, luck, open_run
-from benchmarks.poisoned_cheats import CheatingEngine
+from benchmarks.poisoned_attacks import Attack, ForgingEngine, Sampler
 from echo_node.credit.ledger import Entry, Ledger
 from echo_node.engine.local import LocalEngine
 from echo_node.engine.torch_decoder import TorchDecoder
@@ -35,8 +35,8 @@ from protocol.manifest import Verification
 
 SAMPLERS: Final = 4
 CHEATS: Final = 2
-HONEST_GROUPS: Final = (0, 64)
-"""Honest groups that a cheat sends first: none, or enough to be trusted."""
+FORGERY: Final = Attack(honest_groups=(0, 64))
+"""Forged groups in the open: one cheat begins at once, the other when it is trusted."""
 SLOTS: Final = BATCH // SAMPLERS
 STALENESS: Final = 4
 EXTRA_STEPS: Final = 6
@@ -65,6 +65,8 @@ class Outcome:
     honest_condemned: int
     verdicts: dict[str, int]
     """Verdicts by reason."""
+    trained: tuple[tuple[int, int, int], ...] = ()
+    """Of each step: its number, the groups that were trained on, and those of them forged."""
 
 
 def open_poisoned_run(seed: int, policy: Policy, verifiers: int) -> Run:
@@ -83,12 +85,19 @@ def open_poisoned_run(seed: int, policy: Policy, verifiers: int) -> Run:
 
 
 def play(
-    side: str, seed: int, steps: int, *, cheats: int = CHEATS, policy: Policy = "none", verifiers: int = 1
+    side: str,
+    seed: int,
+    steps: int,
+    *,
+    cheats: int = CHEATS,
+    policy: Policy = "none",
+    verifiers: int = 1,
+    attack: Attack = FORGERY,
 ) -> Outcome:
     """Let a swarm with so many cheats among its samplers take so many steps."""
     torch.set_num_threads(1)
-    with closing(open_poisoned_run(seed, policy, verifiers)) as run:
-        return trio.run(_Swarm(run, side, seed, steps, cheats).play)
+    with closing(open_poisoned_run(seed, policy, verifiers)) as run, attack.during():
+        return trio.run(_Swarm(run, side, seed, steps, cheats, attack).play)
 
 
 class _Accusations(Ledger):
@@ -108,13 +117,14 @@ class _Accusations(Ledger):
 
 
 class _Swarm:
-    def __init__(self, run: Run, side: str, seed: int, steps: int, cheats: int) -> None:
+    def __init__(self, run: Run, side: str, seed: int, steps: int, cheats: int, attack: Attack) -> None:
         self._run = run
         self._side = side
         self._seed = seed
         self._steps = steps
         self._honest = SAMPLERS - cheats
-        self._cheats: dict[bytes, CheatingEngine] = {}
+        self._attack = attack
+        self._cheats: dict[bytes, ForgingEngine] = {}
         """Cheating samplers by public key."""
         self._nodes: list[Node] = []
         self._records = Records()
@@ -130,7 +140,8 @@ class _Swarm:
             with trio.fail_after(LONGEST_SECONDS):
                 async with MemorySwarm(seed) as swarm, trio.open_nursery() as nursery:
                     for number in range(SAMPLERS):
-                        node = Node(run, identity(seed, f"sampler {number}"), swarm.join)
+                        sampler = self._sampler(number, Sampler(run, swarm.join))
+                        node = Node(sampler.run, identity(seed, f"sampler {number}"), sampler.join)
                         engine = engines.enter_context(closing(self._engine(number)))
                         self._nodes.append(node)
                         nursery.start_soon(
@@ -159,10 +170,16 @@ class _Swarm:
     def _engine(self, number: int) -> LocalEngine:
         if number < self._honest:
             return self._plain_engine(SLOTS * GROUP)
-        first = HONEST_GROUPS[(number - self._honest) % len(HONEST_GROUPS)]
-        cheat = CheatingEngine(self._run, rows=SLOTS * GROUP, honest_groups=first)
+        honest_groups = self._attack.honest_groups
+        first = honest_groups[(number - self._honest) % len(honest_groups)]
+        cheat = self._attack.engine(self._run, SLOTS * GROUP, first)
         self._cheats[identity(self._seed, f"sampler {number}").public] = cheat
         return cheat
+
+    def _sampler(self, number: int, sampler: Sampler) -> Sampler:
+        """Return what a sampler's node is made with: as all have it, and changed if it cheats."""
+        sampler = self._attack.everybody(sampler)
+        return sampler if number < self._honest else self._attack.cheats(sampler)
 
     def _forged_by(self, sampler: bytes) -> int:
         return len(self._cheats[sampler].forged) if sampler in self._cheats else 0
@@ -172,12 +189,17 @@ class _Swarm:
 
     def _outcome(self, curve: Curve, seconds: float, ledger: _Accusations) -> Outcome:
         forged = {key for cheat in self._cheats.values() for key in cheat.forged}
-        trained = [
-            record.step
+        trained = tuple(
+            (
+                record.step,
+                len(record.groups),
+                sum(
+                    self._run.slot_key(group.head, group.sampler, group.slot) in forged
+                    for group in record.groups
+                ),
+            )
             for record in self._records.steps
-            for group in record.groups
-            if self._run.slot_key(group.head, group.sampler, group.slot) in forged
-        ]
+        )
         muted = ["muted" in node.status()["refused"] for node in self._nodes]
         honest = [identity(self._seed, f"sampler {number}").public for number in range(self._honest)]
         found: Counter[str] = Counter()
@@ -189,10 +211,11 @@ class _Swarm:
             curve=[(step, reward) for step, reward in curve if step <= self._steps],
             seconds=seconds,
             forged_made=len(forged),
-            forged_trained=len(trained),
-            last_forged_step=max(trained, default=0),
+            forged_trained=sum(count for _, _, count in trained),
+            last_forged_step=max((step for step, _, count in trained if count), default=0),
             made_before_verdict=tuple(ledger.first.get(key) for key in self._cheats),
             cheats_muted=sum(muted[self._honest :]),
             honest_condemned=sum(muted[: self._honest]) + sum(ledger.against[key] for key in honest),
             verdicts=dict(found),
+            trained=trained,
         )

@@ -222,6 +222,7 @@ class Node:
                     lambda: {
                         "version": _version_of(store),
                         "verdicts": dict(sorted(loop.results.items())),
+                        "inventories": dict(sorted(loop.inventories.counts.items())),
                         "paused": list(self._gate.reasons),
                         "clock": watch.clock,
                     },

@@ -26,6 +26,7 @@ from protocol.election import (
 from protocol.envelope import Envelope, Opened, open_sealed, seal
 from protocol.errors import ChainError, ProtocolError
 from protocol.identity import Identity, peer_id, public_key_of
+from protocol.inventory import GroupsQuestion, Inventory, InventoryAck
 from protocol.join import Join, Member, Roster
 from protocol.link import Link
 from protocol.manifest import Manifest, open_manifest
@@ -60,10 +61,13 @@ __all__ = [
     "GrantsAnswer",
     "GrantsQuestion",
     "GroupReference",
+    "GroupsQuestion",
     "HeadsAnswer",
     "HeadsQuestion",
     "Heartbeat",
     "Identity",
+    "Inventory",
+    "InventoryAck",
     "Join",
     "Layout",
     "Link",

@@ -128,5 +128,11 @@ ROSTER: Final = 8_192
 RECEIPT_IDS: Final = 768
 """Group ids in one receipt, over all its lists."""
 RECEIPT_REASONS: Final = 32
+INVENTORY_IDS: Final = 768
+"""Group ids in one inventory of the leader."""
+INVENTORY_BYTES: Final = 32_768
+ASKED_GROUPS: Final = 128
+"""Groups of one question for groups that the leader took."""
+GROUPS_QUESTION_BYTES: Final = 8_192
 CREDIT_REASONS: Final = 32
 """Reasons in one credit statement."""

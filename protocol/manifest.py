@@ -80,10 +80,14 @@ class ContractVector:
 
 @record
 class ContractPin:
-    """The task: plugin name and version, package hash unless built in, parameters, vectors."""
+    """The task: plugin name and version, package hash unless built in, parameters, vectors.
+
+    `pure` says that the purity test passed: only then samplers claim rewards.
+    """
 
     name: Slug
     params: Params
+    pure: Annotated[bool, flag]
     vectors: Annotated[tuple[ContractVector, ...], array(of(ContractVector), limits.CONTRACT_VECTORS, 1)]
     version: Version
     wheel: Annotated[bytes | None, optional(blob(32, 32))]

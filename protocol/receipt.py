@@ -25,6 +25,7 @@ REASONS = (
     "unknown-head",  # sampled under a head that nobody published
     "wrong-engine",  # not the engine class that it joined with
     "wrong-prompt",  # not the prompt of its slot
+    "wrong-reward",  # claims rewards that the contract does not give, or where none may be claimed
     "wrong-signature",  # not signed by whom it names
 )
 """Reasons that have a meaning today. Others may come: an unknown reason is shown too."""

@@ -18,7 +18,8 @@ VERDICTS: Final = "verdicts"
 JOINS: Final = "joins"
 HEARTBEATS: Final = "heartbeats"
 GRANTS: Final = "grants"
-CARGOES: Final = (GROUPS, HEADS, RECEIPTS, VERDICTS, JOINS, HEARTBEATS, GRANTS)
+INVENTORIES: Final = "inventories"
+CARGOES: Final = (GROUPS, HEADS, RECEIPTS, VERDICTS, JOINS, HEARTBEATS, GRANTS, INVENTORIES)
 
 # Streams, one id per question
 ROLLOUT_STREAM: Final = f"/echo/rollout/{limits.MAJOR}"
@@ -32,6 +33,7 @@ VOTE_STREAM: Final = f"/echo/vote/{limits.MAJOR}"
 GRANTS_STREAM: Final = f"/echo/grants/{limits.MAJOR}"
 MANIFEST_STREAM: Final = f"/echo/manifest/{limits.MAJOR}"
 CREDIT_STREAM: Final = f"/echo/credit/{limits.MAJOR}"
+GROUPS_STREAM: Final = f"/echo/groups/{limits.MAJOR}"
 STREAMS: Final = (
     ROLLOUT_STREAM,
     DELIVER_STREAM,
@@ -44,6 +46,7 @@ STREAMS: Final = (
     GRANTS_STREAM,
     MANIFEST_STREAM,
     CREDIT_STREAM,
+    GROUPS_STREAM,
 )
 
 ROLES: Final = ("trainer", "verifier", "sampler", "bootstrap")

@@ -65,7 +65,8 @@ class Completion:
     logprobs: NDArray[np.float64]
     """Log-probability of each token when it was drawn; zero on the environment's tokens."""
     finish: str
-    reward: float
+    reward: float | None
+    """Reward that the sampler claims; None where the run has no claims."""
     stretches: tuple[Stretch, ...]
     """Origins of the tokens, without a gap from the first to the last."""
 
@@ -86,7 +87,7 @@ class TrajectoryGroup:
 
     `bits` is the width of an id; `heads[0]` is the head whose beacon keys the slot, and under which
     every token was drawn of which `spans` does not say otherwise. `rewards` are what the sampler
-    claims.
+    claims, in runs whose contract is known to be pure; elsewhere there are none.
     """
 
     KIND: ClassVar[str] = "group"
@@ -100,14 +101,18 @@ class TrajectoryGroup:
     logprobs: Annotated[bytes, blob(limits.GROUP_BYTES - 1, LOGPROB_BYTES, LOGPROB_BYTES)]
     prompt: Annotated[bytes, blob(_PACKED_BYTES * limits.TOKENS, 1)]
     prompt_length: Annotated[int, uint(limits.TOKENS, 1)]
-    rewards: Annotated[tuple[float, ...], array(number(-limits.REWARD, limits.REWARD), limits.COMPLETIONS, 1)]
+    rewards: Annotated[
+        tuple[float, ...] | None,
+        optional(array(number(-limits.REWARD, limits.REWARD), limits.COMPLETIONS, 1)),
+    ]
     slot: Counter
     spans: Annotated[tuple[Span, ...], array(of(Span), limits.SPANS)]
     tokens: Annotated[bytes, blob(limits.GROUP_BYTES, 1)]
     ext: Ext = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
-        if not len(self.finish) == len(self.lengths) == len(self.rewards):
+        claims = len(self.lengths) if self.rewards is None else len(self.rewards)
+        if not len(self.finish) == len(self.lengths) == claims:
             raise InconsistentError("columns for different numbers of completions", "lengths")
         check_packed(self.prompt, self.prompt_length, self.bits, "prompt")
         check_packed(self.tokens, self.token_count, self.bits, "tokens")
@@ -165,7 +170,7 @@ class TrajectoryGroup:
             logprobs=pack_logprobs(np.concatenate([completion.logprobs for completion in completions])),
             prompt=pack_ids(prompt, vocabulary),
             prompt_length=len(prompt),
-            rewards=tuple(float(completion.reward) for completion in completions),
+            rewards=_claims(completions),
             slot=slot,
             spans=tuple(
                 Span(index, stretch.start, stretch.end - stretch.start, stretch.head)
@@ -191,7 +196,11 @@ class TrajectoryGroup:
         logprobs = np.split(unpack_logprobs(self.logprobs), cuts)
         return tuple(
             Completion(
-                ids[index], logprobs[index], self.finish[index], self.rewards[index], self.stretches(index)
+                ids[index],
+                logprobs[index],
+                self.finish[index],
+                None if self.rewards is None else self.rewards[index],
+                self.stretches(index),
             )
             for index in range(len(self.lengths))
         )
@@ -209,6 +218,14 @@ class TrajectoryGroup:
         if at < self.lengths[index]:
             found.append(Stretch(at, self.lengths[index], 0))
         return tuple(found)
+
+
+def _claims(completions: Sequence[Completion]) -> tuple[float, ...] | None:
+    """Return the claimed rewards: all of them, or none."""
+    claimed = [float(each.reward) for each in completions if each.reward is not None]
+    if claimed and len(claimed) != len(completions):
+        raise InconsistentError("rewards of some completions only", "rewards")
+    return tuple(claimed) or None
 
 
 @record

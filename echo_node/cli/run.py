@@ -27,6 +27,7 @@ MEANINGS: Final = {
     "author": "the key that sealed the manifest",
     "model": "what is trained; its first weights are named by their hash",
     "contract": "the plug-in that makes prompts and rewards; it runs in a jail",
+    "claims": "what samplers claim beside their tokens: rewards, where the contract passed the purity test",
     "mode": "async: samplers push without waiting. sequential: the trainer requests every group, of the newest version",
     "async_from": "before this version the run is sequential; none: always",
     "staleness": "most steps that the policy of a group may be old when it is trained on",
@@ -79,6 +80,8 @@ def new(
     """
     from echo_node.cli.progress import model_bar
     from echo_node.config import state_home
+    from echo_node.contract.adversarial_test import Subject, find_impurity
+    from echo_node.errors import one_line
     from echo_node.runs.spec import EMBEDDED, MANIFEST, model_folder, new_run, read_run_file, write_run
     from echo_node.storage.state_dir import prepared
     from echo_node.trainer.dry_run import dry_run
@@ -88,9 +91,11 @@ def new(
         say(f"note: {text}", err=True)
 
     spec = read_run_file(file, changes or ())
+    name, _, version = spec.contract.partition("@")
+    impurity = find_impurity(Subject(name, version, spec.params))
     place = prepared(state or state_home())
     with model_bar() as progress:
-        sealed = new_run(spec, place.identity(), progress=progress, note=note)
+        sealed = new_run(spec, place.identity(), progress=progress, note=note, pure=impurity is None)
         if spec.model != EMBEDDED:  # which the tests of every release take through all of it
             manifest, model = open_manifest(sealed).message, model_folder(spec.model, progress)
             for untried in dry_run(manifest, model, place.path, progress=progress):
@@ -105,6 +110,8 @@ def new(
     say(f"verification: {_verification(open_manifest(sealed).message)}")
     if len(spec.trainers) > 1:
         say(f"failover to another trainer: {_failover(open_manifest(sealed))}")
+    if impurity is not None:
+        say(f"samplers claim no rewards, since {spec.contract} failed the purity test: {one_line(impurity)}")
     say(f"next: echo-node join --role trainer {folder}")
 
 
@@ -260,6 +267,7 @@ def described(manifest: Opened[Manifest]) -> dict[str, Any]:
         "model": f"{message.model.architecture}, {message.model.vocab_size} tokens, context {message.model.context}",
         "contract": f"{message.contract.name} {message.contract.version}",
         "params": dict(message.contract.params),
+        "claims": "rewards" if message.contract.pure else "none",
         "mode": "sequential" if sync.async_from is None else "async",
         "async_from": sync.async_from,
         "staleness": sync.staleness,

@@ -106,6 +106,31 @@ def try_contract(subject: Subject, *, seconds: float = SECONDS) -> list[Finding]
     ]
 
 
+def find_impurity(subject: Subject, *, seconds: float = SECONDS) -> str | None:
+    """Return what makes a contract impure, in words; None if it passed the purity test.
+
+    Prompts and scores are the same when asked again, in another process, in another order and with
+    another hash seed; and the contract uses no clock, no unseeded randomness and nothing outside.
+    """
+    answers: Step = {"name": "answers", "act": "answers", "keys": _KEYS, "budget": seconds / 6}
+    watching: Step = {"name": "watched", "act": "watched", "keys": 4}
+    first = run_trial(subject, [answers], hash_seed=0, seconds=seconds)
+    if problem := _of(first, "load") or _of(first, "answers"):
+        return one_line(problem.get("error") or problem["why"])
+    rows = first.steps["answers"]["rows"]
+    backwards: Step = {**answers, "keys": [int(key) for key in rows][::-1], "budget": seconds}
+    second = run_trial(subject, [backwards, watching], hash_seed=4711, seconds=seconds)
+    watched = second.steps.get("watched", {})
+    findings = [
+        _repeats(rows),
+        _same("every process", first, second),
+        _reach(watched, "clock", "the clock", "it reads"),
+        _reach(watched, "luck", "luck", "it draws from"),
+        _reach(watched, "outside", "the outside", "it does"),
+    ]
+    return next((f"{each.point}: {each.found}" for each in findings if each.verdict != PASSED), None)
+
+
 _EMPTY: Final = ("empty", "blank")
 _HUGE: Final = ("huge", "huge number", "many lines")
 _BINARY: Final = ("binary", "nulls", "half characters", "terminal codes")

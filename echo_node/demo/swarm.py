@@ -91,6 +91,7 @@ class Demo:
             folder=embedded.folder(),
             contract=load(*CONTRACT),
             params={},
+            pure=True,  # as the purity test finds it
             algorithm={"batch_groups": config.batch_groups, **config.algorithm},
             sampling_=Sampling(
                 group_size=config.group_size,

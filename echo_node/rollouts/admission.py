@@ -167,16 +167,23 @@ class Admission:
             else self._admit(checked, self._make_prompts([checked])[0])
         )
 
-    async def judge_all(self, envelopes: Sequence[Envelope]) -> list[RolloutRecord | Refused]:
+    async def judge_all(
+        self, envelopes: Sequence[Envelope], *, taken: bool = False
+    ) -> list[RolloutRecord | Refused]:
         """Admit several groups, in their order.
 
-        Heads may come and slots be filled while their prompts are made.
+        Heads may come and slots be filled while their prompts are made. `taken` says that a leader
+        took these groups, so it has judged their slots: that another group for the slot was seen
+        here, or few before it, does not keep a group from being checked.
         """
         batch_counts: Counter[tuple[bytes, bytes]] = Counter()
-        checked = [self._first_checks(envelope, batch_counts) for envelope in envelopes]
+        checked = [self._first_checks(envelope, batch_counts, taken=taken) for envelope in envelopes]
         candidates = [each for each in checked if isinstance(each, RolloutRecord)]
         prompts = iter(await trio.to_thread.run_sync(self._make_prompts, candidates) if candidates else [])
-        return [each if isinstance(each, Refused) else self._admit(each, next(prompts)) for each in checked]
+        return [
+            each if isinstance(each, Refused) else self._admit(each, next(prompts), taken=taken)
+            for each in checked
+        ]
 
     def release(self, admitted: RolloutRecord) -> None:
         """Free the slot of a group that could not be kept."""
@@ -239,14 +246,14 @@ class Admission:
         return read if isinstance(read, Refused) else None
 
     def _first_checks(
-        self, envelope: Envelope, batch_counts: Counter[tuple[bytes, bytes]]
+        self, envelope: Envelope, batch_counts: Counter[tuple[bytes, bytes]], *, taken: bool = False
     ) -> RolloutRecord | Refused:
         """Run every check but that of the prompt.
 
         `batch_counts` counts, by head and sampler, the groups of the same call that have passed.
         """
         try:
-            candidate = self._candidate(envelope, batch_counts)
+            candidate = self._candidate(envelope, batch_counts, taken=taken)
         except _RefusalError as refusal:
             return Refused(envelope.id, refusal.reason, str(refusal), self.is_signed(envelope))
         except BadSignatureError as error:
@@ -256,19 +263,22 @@ class Admission:
         batch_counts[candidate.head, candidate.sampler] += 1
         return candidate
 
-    def _candidate(self, envelope: Envelope, batch_counts: Counter[tuple[bytes, bytes]]) -> RolloutRecord:
+    def _candidate(
+        self, envelope: Envelope, batch_counts: Counter[tuple[bytes, bytes]], *, taken: bool
+    ) -> RolloutRecord:
         if not self.is_member(envelope.signer):
             raise _RefusalError("not-in-roster", "the sampler is in no roster of the newest heads")
         group = envelope.claim(TrajectoryGroup, self._run.id)
         self._check_limits(group)
         slot = (group.heads[0], envelope.signer, group.slot)
-        if slot in self._filled:
+        if slot in self._filled and not taken:
             raise _RefusalError("duplicate", f"slot {group.slot} of this sampler and head is filled")
         known = self._known.get(group.heads[0])
         if known is None or not self._known.keys() >= set(group.heads):
             raise _RefusalError("stale", "drawn under a head that is not among the newest")
         self._check_member(known, envelope.signer, group.engine)
-        self._check_window(slot, batch_counts[slot[:2]])
+        if not taken:
+            self._check_window(slot, batch_counts[slot[:2]])
         self.signatures.check(envelope)
         self._check_ends(group)
         return RolloutRecord.of(envelope, group, known.step)
@@ -285,13 +295,16 @@ class Admission:
             # Samplers choose slots: none may stop the trainer or affect another.
             return [error] if len(keys) == 1 else [self._make_prompts([each])[0] for each in candidates]
 
-    def _admit(self, candidate: RolloutRecord, slot_prompt: _SlotPrompt) -> RolloutRecord | Refused:
+    def _admit(
+        self, candidate: RolloutRecord, slot_prompt: _SlotPrompt, *, taken: bool = False
+    ) -> RolloutRecord | Refused:
         """Fill the slot, unless the prompt differs or something changed meanwhile."""
         try:
-            prompt = self._final_checks(candidate, slot_prompt)
+            prompt = self._final_checks(candidate, slot_prompt, taken=taken)
         except _RefusalError as refusal:
             return Refused(candidate.id, refusal.reason, str(refusal), signed=True)
-        self._fill(_slot_of(candidate))
+        if (slot := _slot_of(candidate)) not in self._filled:
+            self._fill(slot)
         return dataclasses.replace(candidate, slot_prompt=prompt)
 
     def _fill(self, slot: tuple[bytes, bytes, int]) -> None:
@@ -299,13 +312,14 @@ class Admission:
         self._admitted[slot[:2]] += slot not in self._released
         self._released.discard(slot)
 
-    def _final_checks(self, candidate: RolloutRecord, slot_prompt: _SlotPrompt) -> Prompt:
+    def _final_checks(self, candidate: RolloutRecord, slot_prompt: _SlotPrompt, *, taken: bool) -> Prompt:
         slot = _slot_of(candidate)
-        if slot in self._filled:
+        if slot in self._filled and not taken:
             raise _RefusalError("duplicate", f"slot {slot[2]} of this sampler and head is filled")
         if not self._known.keys() >= set(candidate.message.heads):
             raise _RefusalError("stale", "drawn under a head that is no longer among the newest")
-        self._check_window(slot, 0)
+        if not taken:
+            self._check_window(slot, 0)
         if isinstance(slot_prompt, ContractError):
             raise _RefusalError("wrong-prompt", f"its slot has no prompt: {slot_prompt}")
         prompt, ids = slot_prompt
@@ -332,6 +346,10 @@ class Admission:
             raise _RefusalError("over-limit", "more tokens than the run allows")
         if group.spans and not manifest.sync.in_flight:
             raise _RefusalError("over-limit", "a switch of heads, which the run does not allow")
+        if (group.rewards is not None) != self._run.has_claims:
+            raise _RefusalError(
+                "wrong-reward", f"claims {'none' if group.rewards is None else 'some'} rewards"
+            )
         if any(span.head is None for span in group.spans):
             raise _RefusalError("malformed", "tokens of an environment, which this run has not")
 

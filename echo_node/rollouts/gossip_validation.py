@@ -1,4 +1,4 @@
-"""Gossip validators for groups, receipts and verdicts, run before forwarding.
+"""Gossip validators for groups, receipts, verdicts and inventories, run before forwarding.
 
 All subscribers of a topic run the same validator, so a peer that passes on a forged message, or one
 of another run, could have seen that, and is blamed for it. Nothing here needs the contents of a
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from echo_node.net.base import ACCEPT, CAPACITY, IGNORE, Message, Reject, Validation
 from echo_node.rollouts.admission import Admission
 from echo_node.runs.run import Run
-from protocol import Envelope, ProtocolError, Receipt, Verdict, read_batch
+from protocol import Envelope, Inventory, InventoryAck, ProtocolError, Receipt, Verdict, read_batch
 from protocol.errors import WrongRunError
 
 
@@ -74,4 +74,18 @@ def validate_verdicts(run: Run, message: Message) -> Validation:
         if envelope.signer not in run.manifest.verifiers:
             return Reject("not-verifier")
         envelope.open(Verdict, run.id)
+    return ACCEPT
+
+
+def validate_inventories(run: Run, message: Message) -> Validation:
+    """Accept inventories of the run's trainers, and acknowledgements of its verifiers."""
+    envelope = Envelope.parse(message.data)
+    if envelope.kind == InventoryAck.KIND:
+        if envelope.signer not in run.manifest.verifiers:
+            return Reject("not-verifier")
+        envelope.open(InventoryAck, run.id)
+        return ACCEPT
+    if envelope.signer not in run.manifest.trainers:
+        return Reject("not-trainer")
+    envelope.open(Inventory, run.id)
     return ACCEPT

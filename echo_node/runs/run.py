@@ -119,6 +119,11 @@ class Run:
             vocab_size=manifest.model.vocab_size,
         )
 
+    @property
+    def has_claims(self) -> bool:
+        """Return whether samplers claim rewards: the contract is known to be pure."""
+        return self.manifest.contract.pure
+
     def is_async(self, version: int) -> bool:
         """Return whether samplers push on their own at this version, or wait for requests."""
         start = self.manifest.sync.async_from
@@ -166,6 +171,12 @@ class Run:
         if isinstance(self.contract, JailedContract):
             return self.contract.sandbox.scores(texts)
         return [score_of(self.contract, prompt, text) for prompt, text in texts]
+
+    def fresh_results(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score | Failed]:
+        """Score completions in a jail process that has seen no text before."""
+        if isinstance(self.contract, JailedContract):
+            self.contract.sandbox.renew()
+        return self.results(prompt, completions)
 
     def files(self) -> dict[bytes, InFile]:
         """Return the model's small files by their hashes, to serve to newcomers."""
@@ -239,14 +250,19 @@ def draft(
     seeds: Sequence[str] = (),
     nonce: bytes,
     progress: Progress = no_progress,
+    pure: bool = False,
 ) -> bytes:
-    """Seal a manifest for a model's folder and a contract; electors default to `usual_electors`."""
+    """Seal a manifest for a model's folder and a contract; electors default to `usual_electors`.
+
+    `pure` says that the contract passed the purity test, so that samplers claim rewards.
+    """
     check_ranges(algorithm)
     manifest = Manifest(
         algorithm=Algorithm(name="grpo", params=dict(algorithm), version="1"),
         contract=ContractPin(
             name=contract.name,
             params=dict(params),
+            pure=pure,
             vectors=contract_vectors(contract, [derive("vector", nonce, bytes([n])) for n in range(16)]),
             version=contract.version,
             wheel=package_digest(contract.name, contract.version),

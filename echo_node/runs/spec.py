@@ -156,10 +156,12 @@ def new_run(
     nonce: bytes | None = None,
     progress: Progress = no_progress,
     note: Callable[[str], None] = log.info,
+    pure: bool = False,
 ) -> bytes:
     """Seal the manifest of a run, after checking that it can learn.
 
-    `progress` is told how far reading the model is; `note` gets lines for the operator.
+    `progress` is told how far reading the model is; `note` gets lines for the operator;
+    `pure` says that the contract passed `contract.adversarial_test.find_impurity`.
     """
     name, _, version = spec.contract.partition("@")
     if not name or not version:
@@ -200,6 +202,7 @@ def new_run(
             seeds=[seed.text for seed in parse_seeds(spec.seeds)],
             nonce=nonce or secrets.token_bytes(32),
             progress=progress,
+            pure=pure,
         )
         check_learnable(Run.open(sealed, folder, jailed=False))
     return sealed

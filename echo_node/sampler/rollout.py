@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+from echo_node.contract import Prompt
 from echo_node.engine.base import Draw, Engine, SlotRequest, Update, no_news
 from echo_node.errors import DefectError
 from echo_node.rollouts.record import RolloutRecord
@@ -55,12 +56,10 @@ class Rollout:
         for slot, (prompt, ids), draws in zip(slots, prompts, groups, strict=True):
             later = {span.head_id for draw in draws.values() for span in draw.spans} - {head_id}
             used = (head_id, *(head for head in heads if head in later))
-            scores = self._run.scores(prompt, [draws[index].ids for index in range(size)])
+            rewards = self._claims(prompt, [draws[index] for index in range(size)])
             group = TrajectoryGroup.of(
                 prompt=ids,
-                completions=[
-                    self._completion(draws[index], used, scores[index].value) for index in range(size)
-                ],
+                completions=[self._completion(draws[index], used, rewards[index]) for index in range(size)],
                 engine=self._engine.engine_class,
                 heads=used,
                 slot=slot,
@@ -70,8 +69,14 @@ class Rollout:
             records.append(RolloutRecord.of(envelope, group, head.message.step, prompt))
         return records
 
+    def _claims(self, prompt: Prompt, draws: Sequence[Draw]) -> Sequence[float | None]:
+        """Return the rewards to claim: none in a run whose contract may not be pure."""
+        if not self._run.has_claims:
+            return [None] * len(draws)
+        return [score.value for score in self._run.scores(prompt, [draw.ids for draw in draws])]
+
     @staticmethod
-    def _completion(draw: Draw, heads: tuple[bytes, ...], reward: float) -> Completion:
+    def _completion(draw: Draw, heads: tuple[bytes, ...], reward: float | None) -> Completion:
         cuts = [*(span.start for span in draw.spans), len(draw.ids)]
         stretches = tuple(
             Stretch(start, end, heads.index(span.head_id))

@@ -1,7 +1,8 @@
 """Score a batch: rewards by the contract, and the trainer's own check of a share.
 
-Every reward is computed here, whatever the sampler claimed. A group that is condemned, or that the
-contract cannot score, is left out with its reason.
+Every reward is computed here, whatever the sampler claimed. A group that is condemned, that claims
+other rewards than the contract gives, or that the contract cannot score, is left out with its
+reason. A claim that two fresh jails refute condemns its group, and mutes its sampler.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Final
 import trio
 
 from echo_node.errors import ContractError
+from echo_node.rollouts import claims
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
-from echo_node.trainer.journal import TrainingJournal
+from echo_node.trainer.journal import Finding, TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.verdict_listener import VerdictEnforcer
 from echo_node.trainer.verdict_policy import UNDECIDED, VerdictPolicy
@@ -53,9 +55,14 @@ class BatchScorer:
         """Return the scored groups to learn from, and the reasons of those left out."""
         await self._check_contested()
         checked = await self._check_share(groups)
-        scored = await trio.to_thread.run_sync(self._score, checked)
+        scored, left_out, lies = await trio.to_thread.run_sync(self._score, checked)
+        for group in (each for each, reason in left_out.items() if reason == "wrong-reward"):
+            self._receipts.withdraw(group, "wrong-reward")
+            self._left_out["wrong-reward"] += 1
+        if lies:
+            scored, left_out = await self._punish(lies, scored, left_out)
         await self._enforcer.flush()
-        return scored
+        return scored, left_out
 
     def leave_out(self, condemned: Iterable[bytes]) -> dict[bytes, str]:
         """Withdraw groups condemned while they were scored, and return the reasons."""
@@ -80,6 +87,22 @@ class BatchScorer:
         if not selected:
             return groups
         findings = [await trio.to_thread.run_sync(self._policy.check, group) for group in selected]
+        bad = await self._apply(findings, groups)
+        await self._journal.drop(bad)
+        return tuple(group for group in groups if group.id not in bad)
+
+    async def _punish(
+        self,
+        lies: Sequence[RolloutRecord],
+        scored: tuple[RolloutRecord, ...],
+        left_out: dict[bytes, str],
+    ) -> tuple[tuple[RolloutRecord, ...], dict[bytes, str]]:
+        """Condemn groups that lie about their rewards, and drop what else their samplers sent."""
+        bad = await self._apply([self._policy.condemn(group, "wrong-reward") for group in lies], scored)
+        return tuple(group for group in scored if group.id not in bad), left_out | bad
+
+    async def _apply(self, findings: Sequence[Finding], groups: Sequence[RolloutRecord]) -> dict[bytes, str]:
+        """Record own findings; return which of the groups they exclude, and why."""
         await self._journal.find(findings)
         for found in findings:
             self._enforcer.apply(self._policy.take(found))
@@ -98,12 +121,18 @@ class BatchScorer:
         for group, reason in bad.items():
             self._receipts.withdraw(group, reason)
             self._left_out[reason] += 1
-        await self._journal.drop(bad)
-        return tuple(group for group in groups if group.id not in bad)
+        return bad
 
-    def _score(self, groups: Sequence[RolloutRecord]) -> tuple[tuple[RolloutRecord, ...], dict[bytes, str]]:
-        """Compute the rewards. Blocks while the contract runs: call it in a thread."""
-        scored, left_out = [], {}
+    def _score(
+        self, groups: Sequence[RolloutRecord]
+    ) -> tuple[tuple[RolloutRecord, ...], dict[bytes, str], list[RolloutRecord]]:
+        """Return scored groups, those left out and why, and those whose claims are lies.
+
+        Blocks while the contract runs: call it in a thread.
+        """
+        scored: list[RolloutRecord] = []
+        left_out: dict[bytes, str] = {}
+        lies: list[RolloutRecord] = []
         for group in groups:
             completions = group.message.completions()
             try:
@@ -113,5 +142,12 @@ class BatchScorer:
                 left_out[group.id] = "contract-failed"
                 self._left_out["contract-failed"] += 1
                 continue
-            scored.append(replace(group, rewards=tuple(score.value for score in scores)))
-        return tuple(scored), left_out
+            rewards = tuple(score.value for score in scores)
+            if claims.differ(group, rewards):
+                left_out[group.id] = "wrong-reward"
+                if lie := claims.find_lie(self._run, group):
+                    log.warning("group %s lies: %s", group.id.hex()[:16], lie)
+                    lies.append(group)
+                continue
+            scored.append(replace(group, rewards=rewards))
+        return tuple(scored), left_out, lies

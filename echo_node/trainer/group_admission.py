@@ -8,16 +8,25 @@ from collections.abc import Sequence
 from echo_node.rollouts.admission import Admission, Refused
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.telemetry.metrics import Rate
+from echo_node.trainer.inventory import InventoryPublisher
 from echo_node.trainer.verdict_listener import VerdictEnforcer
 from echo_node.trainer.verdict_policy import VerdictPolicy
 from protocol import Envelope, TrajectoryGroup
 
 
 class GroupAdmission:
-    """Admission and verdict policy together. `drops` counts refused groups by reason."""
+    """Admission and verdict policy together. `drops` counts refused groups by reason.
+
+    Whatever is admitted is listed in the `inventory` for verifiers.
+    """
 
     def __init__(
-        self, admission: Admission, policy: VerdictPolicy, enforcer: VerdictEnforcer, drops: Counter[str]
+        self,
+        admission: Admission,
+        policy: VerdictPolicy,
+        enforcer: VerdictEnforcer,
+        drops: Counter[str],
+        inventory: InventoryPublisher | None = None,
     ) -> None:
         self._admission = admission
         self._policy = policy
@@ -26,6 +35,7 @@ class GroupAdmission:
         self.announced = policy.announced
         self._newest: bytes | None = None
         """The newest head when announcements were last settled."""
+        self._inventory = inventory
         self.tokens = Rate()
         """Tokens admitted per second."""
 
@@ -80,6 +90,8 @@ class GroupAdmission:
     def release(self, record: RolloutRecord) -> None:
         """Free the slot of a group that could not be kept."""
         self._admission.release(record)
+        if self._inventory is not None:
+            self._inventory.discard(record.id)
 
     def accepts_from(self, sampler: bytes) -> bool:
         """Return whether groups of a sampler are accepted at all."""
@@ -99,4 +111,6 @@ class GroupAdmission:
             self._drops[judged.reason] += 1
         else:
             self.tokens.add(judged.message.token_count)
+            if self._inventory is not None:
+                self._inventory.add(judged)
         return judged

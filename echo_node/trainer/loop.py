@@ -10,7 +10,8 @@
     HeadPublisher     head_publisher.py   the next version of the weights, signed and announced
     CheckpointSchedule, TrainerStatus     checkpoints, the record of each step, numbers for people
 
-Beside the steps run VerdictListener (verdicts in) and Receipts (answers to samplers out). Whatever
+Beside the steps run VerdictListener (verdicts in), Receipts (answers to samplers out) and
+InventoryPublisher (what was taken, for verifiers to see). Whatever
 ends the trainer, `recovery.py` restores its state in the next process.
 """
 
@@ -44,6 +45,7 @@ from echo_node.trainer.checkpoint_schedule import CheckpointSchedule
 from echo_node.trainer.gossip_source import GossipSource
 from echo_node.trainer.group_admission import GroupAdmission
 from echo_node.trainer.head_publisher import HeadPublisher
+from echo_node.trainer.inventory import InventoryPublisher
 from echo_node.trainer.journal import Batch, TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.recovery import (
@@ -118,7 +120,10 @@ class TrainerLoop:
         self._receipts = Receipts(network, identity, run.id)
         self._enforcer = VerdictEnforcer(self._buffer, self._receipts, journal)
         self._verdicts = VerdictListener(run, self._policy, self._enforcer, journal)
-        self.admission = GroupAdmission(self._checks, self._policy, self._enforcer, drops)
+        self._inventory = InventoryPublisher(
+            run, network, identity, self._policy, self._buffer, self._receipts
+        )
+        self.admission = GroupAdmission(self._checks, self._policy, self._enforcer, drops, self._inventory)
         validator = GossipValidator(run, self._checks)
         quota = SenderQuota(validator.named)
         self.reputation = Reputations(quota, self._policy)
@@ -146,7 +151,7 @@ class TrainerLoop:
             self._receipts,
             spread=spread,
             shares=shares,
-            gate=VerdictGate(run, network, self._policy, self._receipts, drops),
+            gate=VerdictGate(run, network, self._policy, self._receipts, drops, self._inventory),
             entry=self._policy,
         )
         self._swarm = SwarmSource(run, sequential, self._gossip, self._heads, self._joins, self._policy)
@@ -203,6 +208,7 @@ class TrainerLoop:
                 nursery.start_soon(self._gossip.listen, self._network)
                 nursery.start_soon(self._verdicts.listen, self._network)
                 nursery.start_soon(self._receipts.send_periodically)
+                nursery.start_soon(self._inventory.work)
                 if recovered.tip is None:
                     if early:
                         await self._heads.publish()

@@ -48,6 +48,11 @@ class Receipts:
         """Name this head in every receipt from now on."""
         self._head = head
 
+    @property
+    def head(self) -> Opened[WeightsHead] | None:
+        """Return the head that receipts name."""
+        return self._head
+
     def set_rate(self, rate: float | None) -> None:
         """Ask each sampler for so many groups a second; None: for as many as it has."""
         self.rate = rate

@@ -3,7 +3,7 @@
 A group that the leader has accepted, by its receipts, is checked as the leader checks it, and waits
 in this trainer's own journal until a version is trained on it, or it is too stale. So there is a
 buffer to go on with, should both the leader and samplers be gone. Groups that were delivered
-directly are not received here: their samplers still have them, and send them to a new leader.
+directly, or are too large for gossip, are fetched from the leader, whose inventories list them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,25 @@ import trio
 from echo_node.net.base import Message, Network, Validation
 from echo_node.net.subscription import Subscription
 from echo_node.rollouts.admission import Admission
-from echo_node.rollouts.gossip_validation import GossipValidator, validate_receipt
+from echo_node.rollouts.gossip_validation import GossipValidator, validate_inventories, validate_receipt
 from echo_node.rollouts.group_refs import is_group
 from echo_node.rollouts.record import RolloutRecord
+from echo_node.rollouts.taken_groups import fetch_groups
 from echo_node.runs.run import Run
 from echo_node.trainer.journal import TrainingJournal
 from echo_node.trainer.recovery import restore_heads
 from echo_node.weights.store import WeightsStore
-from protocol import Envelope, Opened, Receipt, WeightsHead, limits, open_sealed, topics
+from protocol import Envelope, Inventory, Opened, Receipt, WeightsHead, limits, open_sealed, topics
 
 log = logging.getLogger(__name__)
 MOST_NAMED: Final = 4 * limits.RECEIPT_IDS
 """Most groups accepted by receipts that have not arrived yet."""
+UNCONFIRMED_BYTES: Final = 64 << 20
+"""Most sealed bytes of groups that have no receipt yet."""
+ARRIVED: Final = 16_384
+"""Most groups that are remembered as arrived, and are not fetched."""
+GOSSIP_SECONDS: Final = 1.0
+"""Seconds for which gossip may bring a listed group before it is fetched from the leader."""
 
 
 class StandbyBuffer:
@@ -61,6 +68,8 @@ class StandbyBuffer:
         """The newest head that the admission knows."""
         self._unconfirmed: OrderedDict[bytes, Envelope] = OrderedDict()
         """Groups by id that arrived and have no receipt yet."""
+        self._unconfirmed_bytes = 0
+        self._arrived: OrderedDict[bytes, None] = OrderedDict()
         self._shares: Counter[bytes] = Counter()
         """Number of them by sampler."""
         self._accepted_unseen: OrderedDict[bytes, None] = OrderedDict()
@@ -68,15 +77,19 @@ class StandbyBuffer:
         self._turn = trio.Lock()
 
     async def follow(self) -> None:
-        """Receive groups and receipts until cancelled."""
+        """Receive groups, receipts and inventories until cancelled."""
         run = self._run.id
         async with (
             self._network.subscribe(topics.topic(run, topics.GROUPS), self._validate) as groups,
             self._network.subscribe(
                 topics.topic(run, topics.RECEIPTS), partial(validate_receipt, self._run)
             ) as receipts,
+            self._network.subscribe(
+                topics.topic(run, topics.INVENTORIES), partial(validate_inventories, self._run)
+            ) as inventories,
             trio.open_nursery() as nursery,
         ):
+            nursery.start_soon(self._receive_inventories, inventories)
             nursery.start_soon(self._receive_groups, groups)
             nursery.start_soon(self._receive_receipts, receipts)
 
@@ -94,33 +107,53 @@ class StandbyBuffer:
 
     async def _receive_groups(self, groups: Subscription[Message]) -> None:
         async for message in groups:
-            self._restore_heads()
-            accepted = []
-            # A batch may mix members and strangers, whose groups must not take room.
-            groups_here = [each for each in self._validator.take(message.data) if is_group(each)]
-            signed = [each for each in groups_here if self._admission.is_signed(each)]
-            if self._saw is not None:
-                await self._saw({envelope.id: envelope.signer for envelope in signed})
-            for envelope in signed:
-                if envelope.id in self._accepted_unseen:
-                    del self._accepted_unseen[envelope.id]
-                    accepted.append(envelope)
-                else:
-                    self._remember(envelope)
-            await self._keep(accepted)
+            here = self._validator.take(message.data)
+            await self._receive(each for each in here if is_group(each))
+
+    async def _receive_inventories(self, inventories: Subscription[Message]) -> None:
+        """Fetch groups that the leader took and that gossip did not bring."""
+        async for message in inventories:
+            envelope = Envelope.parse(message.data)
+            leader = self._store.follower.leader
+            if envelope.kind != Inventory.KIND or envelope.signer != leader:
+                continue
+            await trio.sleep(GOSSIP_SECONDS)
+            listed = envelope.claim(Inventory, self._run.id).ids()  # the validator checked the signature
+            if missing := [group for group in listed if group not in self._arrived]:
+                await self._receive(await fetch_groups(self._network, self._run.id, leader, missing))
+
+    async def _receive(self, envelopes: Iterable[Envelope]) -> None:
+        self._restore_heads()
+        accepted = []
+        # A batch may mix members and strangers, whose groups must not take room.
+        signed = [each for each in envelopes if self._admission.is_signed(each)]
+        if self._saw is not None:
+            await self._saw({envelope.id: envelope.signer for envelope in signed})
+        for envelope in signed:
+            self._arrived[envelope.id] = None
+            if envelope.id in self._accepted_unseen:
+                del self._accepted_unseen[envelope.id]
+                accepted.append(envelope)
+            else:
+                self._remember(envelope)
+        while len(self._arrived) > ARRIVED:
+            self._arrived.popitem(last=False)
+        await self._keep(accepted)
 
     def _remember(self, envelope: Envelope) -> None:
         """Keep a group until its receipt comes; the sampler with most groups gives way."""
         if envelope.id not in self._unconfirmed:
             self._unconfirmed[envelope.id] = envelope
+            self._unconfirmed_bytes += len(envelope.sealed)
             self._shares[envelope.signer] += 1
-        if len(self._unconfirmed) > self._room:
+        while len(self._unconfirmed) > self._room or self._unconfirmed_bytes > UNCONFIRMED_BYTES:
             largest = max(self._shares, key=lambda signer: self._shares[signer])
             self._forget(next(each.id for each in self._unconfirmed.values() if each.signer == largest))
 
     def _forget(self, group: bytes) -> Envelope | None:
         envelope = self._unconfirmed.pop(group, None)
         if envelope is not None:
+            self._unconfirmed_bytes -= len(envelope.sealed)
             self._shares[envelope.signer] -= 1
             self._shares += Counter()  # drops zero counts
         return envelope

@@ -21,6 +21,7 @@ from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.engine_shares import ClassShares
 from echo_node.runs.run import Run
 from echo_node.trainer.batch_selection import Entrance, choose_most
+from echo_node.trainer.inventory import InventoryPublisher
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.verdict_policy import LONGEST_UNVOUCHED, VerdictPolicy
 from protocol import fill_batches, topics
@@ -35,13 +36,20 @@ class VerdictGate:
     """
 
     def __init__(
-        self, run: Run, network: Network, policy: VerdictPolicy, receipts: Receipts, left_out: Counter[str]
+        self,
+        run: Run,
+        network: Network,
+        policy: VerdictPolicy,
+        receipts: Receipts,
+        left_out: Counter[str],
+        inventory: InventoryPublisher | None = None,
     ) -> None:
         self._run = run
         self._network = network
         self._policy = policy
         self._receipts = receipts
         self._left_out = left_out
+        self._inventory = inventory
         self._shares = ClassShares(run.manifest.engines)
 
     async def let_in(self, groups: Sequence[RolloutRecord]) -> tuple[RolloutRecord, ...]:
@@ -74,7 +82,7 @@ class VerdictGate:
         return self._policy.entrance(group) is not Entrance.OPEN and self._policy.awaits(group)
 
     async def _publish(self, groups: Sequence[RolloutRecord]) -> frozenset[bytes]:
-        """Publish groups for verifiers; return those that they can have received."""
+        """Publish groups for verifiers, and list all; return those that they can have."""
         sealed = {each.sealed: each.id for each in groups if each.sealed and len(each.sealed) <= LONGEST}
         if not self._run.manifest.verifiers:
             return frozenset()
@@ -84,7 +92,10 @@ class VerdictGate:
         except PeerError as error:
             log.info("groups of a batch were not sent to verifiers: %s", error)
             return frozenset()
-        return frozenset(sealed.values())
+        if self._inventory is None:
+            return frozenset(sealed.values())
+        await self._inventory.flush()
+        return frozenset(each.id for each in groups)  # verifiers fetch those that gossip cannot carry
 
     def _refused(self, groups: Sequence[RolloutRecord]) -> dict[bytes, str]:
         """Return the groups that verdicts exclude, and why."""

@@ -1,7 +1,8 @@
 """The manifest's verdict policy: which groups may be used, and who is muted.
 
 `self`: the trainer checks a share itself, if it was given a check. `quorum`: a group needs so many
-honest verdicts. `sampled`: unverified groups are at most a share of a batch. A dishonest verdict
+honest verdicts. `sampled`: unverified groups are at most a share of a batch, but for those of
+proven samplers, once a verifier has acknowledged the inventory that lists them. A dishonest verdict
 condemns a group; those of two verifiers (or of the only one, or the trainer's own check) mute its
 sampler.
 """
@@ -65,6 +66,8 @@ class _Known:
     head: bytes = b""
     findings: dict[bytes, Finding] = field(default_factory=dict)
     """Findings by verifier."""
+    seen_by: set[bytes] = field(default_factory=set)
+    """Verifiers that acknowledged an inventory with this group."""
     used: bool = False
     credited: bool = False
     """Whether it has counted towards the trust in its sampler: once, whoever found it honest."""
@@ -133,7 +136,10 @@ class VerdictPolicy(Entry):
         if self._policy == "quorum":
             enough = len(honest - {self._identity.public}) >= self._quorum
             return Entrance.OPEN if enough else Entrance.CLOSED
-        if honest or not self._verifies or (known.vouched and self._is_proven(group.sampler)):
+        if honest or not self._verifies:
+            return Entrance.OPEN
+        seen = known.seen_by or self._policy != "sampled"
+        if seen and known.vouched and self._is_proven(group.sampler):
             return Entrance.OPEN
         return Entrance.BOUNDED
 
@@ -161,7 +167,10 @@ class VerdictPolicy(Entry):
     def awaits(self, group: RolloutRecord) -> bool:
         """Return whether a verdict may still let in a group that may not go in yet."""
         known = self._known.get(group.id)
-        return known is not None and not self._is_passed_over(known)
+        if known is None:
+            return False
+        unseen = self._policy == "sampled" and not known.seen_by
+        return unseen or not self._is_passed_over(known)
 
     def _is_passed_over(self, known: _Known) -> bool:
         """Return whether verifiers have skipped a group.
@@ -210,6 +219,20 @@ class VerdictPolicy(Entry):
         for found in list(known.findings.values()):
             consequences = _merged(consequences, self._apply(group, known, found))
         return consequences
+
+    def acknowledged(self, groups: Iterable[bytes], verifier: bytes) -> list[bytes]:
+        """Record that a verifier drew lots over groups; return those that enough have seen."""
+        enough = self._quorum if self._policy == "quorum" else 1
+        seen = []
+        for group in groups:
+            known = self._remember(group)
+            if not known.seen_by and self._is_passed_over(known):  # verdicts before it was seen say nothing
+                self._arrivals += 1
+                known.order = self._arrivals
+            known.seen_by.add(verifier)
+            if len(known.seen_by) >= enough:
+                seen.append(group)
+        return seen
 
     def used(self, groups: Iterable[bytes]) -> None:
         """Record that groups were trained on."""
@@ -291,15 +314,14 @@ class VerdictPolicy(Entry):
     def check(self, group: RolloutRecord) -> Finding:
         """Check a group. Blocks: call it in a thread, and pass the finding to `take`."""
         wrong = self._check(group) if self._check is not None else None
-        result = "honest" if wrong is None else UNDECIDED if wrong == UNDECIDED else "dishonest"
-        return Finding(
-            group.id,
-            group.sampler,
-            self._identity.public,
-            result,
-            wrong or "honest",
-            self._clock(),
-        )
+        if wrong is not None and wrong != UNDECIDED:
+            return self.condemn(group, wrong)
+        result = "honest" if wrong is None else UNDECIDED
+        return Finding(group.id, group.sampler, self._identity.public, result, result, self._clock())
+
+    def condemn(self, group: RolloutRecord, reason: str) -> Finding:
+        """Return the trainer's own finding that a group is dishonest, for `take`."""
+        return Finding(group.id, group.sampler, self._identity.public, "dishonest", reason, self._clock())
 
     # Internals
 

@@ -22,25 +22,28 @@ from echo_node.errors import ContractError, EngineError, PeerError, StoreError, 
 from echo_node.net.base import IGNORE, Message, Network, Validation
 from echo_node.net.subscription import Subscription
 from echo_node.rollouts.admission import Admission, Refused
-from echo_node.rollouts.gossip_validation import GossipValidator
+from echo_node.rollouts.gossip_validation import GossipValidator, validate_inventories
 from echo_node.rollouts.record import RolloutRecord
+from echo_node.rollouts.taken_groups import fetch_groups
 from echo_node.runs.run import Run
 from echo_node.runtime.pause_gate import PauseGate
 from echo_node.runtime.reputation import Trust
 from echo_node.runtime.threads import run_stoppable
 from echo_node.verifier.evidence import Evidence
+from echo_node.verifier.inventories import InventoryLog
 from echo_node.verifier.pending_groups import PendingGroups
 from echo_node.verifier.recheck import Recheck
 from echo_node.verifier.replay_check import Finding
 from echo_node.verifier.selection import Selection
 from echo_node.verifier.skipped_slots import SkippedSlots
 from echo_node.verifier.tolerance import Breach, CumulativeEvidence, Tolerance
-from echo_node.weights.chain_log import Head
+from echo_node.verifier.version_window import pull_window
 from echo_node.weights.engine_sync import EngineSync
 from echo_node.weights.puller import Puller
 from protocol import (
     Envelope,
     Identity,
+    Inventory,
     Opened,
     ProtocolError,
     TrajectoryGroup,
@@ -62,6 +65,10 @@ UNSENT: Final = 4_096
 """Signed verdicts that wait to be published; beyond that the oldest are dropped."""
 NOT_YET: Final = frozenset({"stale", "not-in-roster"})
 """Refusals that may only mean that the head of a group, or its roster, is not here yet."""
+GOSSIP_SECONDS: Final = 0.3
+"""Seconds for which gossip may bring a listed group before it is fetched from the leader."""
+INVENTORIES: Final = 8
+"""Inventories that are worked on at once."""
 AUDITS: Final = 256
 """Pairs of head and sampler whose audited slots are cached."""
 
@@ -110,7 +117,9 @@ class VerifierLoop:
         self._pending = PendingGroups(clock)
         self._unsent: list[bytes] = []
         self._chosen = trio.Event()
+        self._room = trio.Semaphore(INVENTORIES)
         self.trust = trust or Trust()
+        self.inventories = InventoryLog(run.id, identity)
         quorum = run.manifest.verification.policy == "quorum"
         self.selection = Selection(run.id, identity, self.trust, every=quorum)
         self.results: Counter[str] = Counter()
@@ -122,10 +131,14 @@ class VerifierLoop:
         async with (
             self._puller.work(),
             self._network.subscribe(topic, self._look_at) as groups,
+            self._network.subscribe(
+                topics.topic(self._run.id, topics.INVENTORIES), partial(validate_inventories, self._run)
+            ) as inventories,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(self._follow)
             nursery.start_soon(self._hear, groups)
+            nursery.start_soon(self._hear_inventories, inventories)
             nursery.start_soon(self._verify)
             nursery.start_soon(self._send)
 
@@ -149,6 +162,7 @@ class VerifierLoop:
             self._published = {each.id for each in here}
             self._missed = {each.id for each in newest} - self._published
             await self._admit(self._pending.take(self._published))
+            await self._acknowledge(self.inventories.acknowledge_again())
 
     def _newest(self) -> Sequence[Opened[WeightsHead]]:
         """Return the heads under which groups may be drawn now."""
@@ -168,9 +182,55 @@ class VerifierLoop:
             from_named = message.sender in self._validator.named
             self._keep_pending(each for each in early if from_named or self._admission.is_member(each.signer))
 
-    async def _admit(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
-        """Offer admitted groups to the selection; return those that may be too early."""
-        judged = await self._admission.judge_all(envelopes)
+    async def _hear_inventories(self, inventories: Subscription[Message]) -> None:
+        """Draw lots over what the leader took, by whatever door, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            async for message in inventories:
+                envelope = Envelope.parse(message.data)
+                if envelope.kind != Inventory.KIND:
+                    continue
+                inventory = envelope.open(Inventory, self._run.id)
+                follower = self._puller.store.follower
+                if inventory.signer != follower.leader or inventory.message.term < follower.term:
+                    continue  # of a former leader, or of one that this node has yet to hear of
+                if self.inventories.is_new(inventory):
+                    await self._room.acquire()
+                    nursery.start_soon(self._take_inventory, inventory)
+
+    async def _take_inventory(self, inventory: Opened[Inventory]) -> None:
+        """Fetch the groups of an inventory that gossip did not bring, and acknowledge it."""
+        log_ = self.inventories
+        try:
+            groups = tuple(inventory.message.ids())
+            log_.counts["listed"] += len(groups)
+            with trio.move_on_after(GOSSIP_SECONDS):  # gossip may be on its way
+                while log_.missing(groups):
+                    await log_.changed.wait()
+            if missing := [group for group in log_.missing(groups) if group not in self._pending]:
+                await self._fetch(inventory.signer, missing)
+            await self._acknowledge([log_.acknowledge(inventory.id, groups)])
+        finally:
+            self._room.release()
+
+    async def _fetch(self, leader: bytes, missing: Sequence[bytes]) -> None:
+        """Fetch groups that the leader took, and draw lots over them."""
+        found = await fetch_groups(self._network, self._run.id, leader, missing)
+        self.inventories.counts["fetched"] += len(found)
+        if len(found) < len(missing):
+            self.inventories.counts["not served"] += len(missing) - len(found)
+            log.warning("the leader lists %d groups that it does not serve", len(missing) - len(found))
+        self._keep_pending(await self._admit(found, taken=True))
+
+    async def _acknowledge(self, sealed: Iterable[bytes]) -> None:
+        for each in sealed:
+            await self._network.publish(topics.topic(self._run.id, topics.INVENTORIES), each)
+
+    async def _admit(self, envelopes: Sequence[Envelope], *, taken: bool = False) -> list[Envelope]:
+        """Offer admitted groups to the selection; return those that may be too early.
+
+        `taken` says that the leader took them.
+        """
+        judged = await self._admission.judge_all(envelopes, taken=taken)
         for each in judged:
             if isinstance(each, RolloutRecord) and each.message.engine in self._tolerances:
                 self._offer(each)  # a trainer may admit engine classes that the manifest does not name
@@ -191,7 +251,11 @@ class VerifierLoop:
 
     def _offer(self, admitted: RolloutRecord) -> None:
         group = admitted.message
-        self._skipped.record(group.heads[0], admitted.sampler, group.slot, float(np.mean(group.rewards)))
+        if group.rewards is not None:
+            self._skipped.record(group.heads[0], admitted.sampler, group.slot, float(np.mean(group.rewards)))
+        if self.inventories.has_seen(admitted.id) or self.trust.is_muted(admitted.sampler, self._clock()):
+            return  # nobody vouches for what a muted sampler sends
+        self.inventories.saw(admitted.id)
         if self.selection.offer(admitted, self._clock()):
             self._chosen.set()
 
@@ -297,30 +361,6 @@ class VerifierLoop:
             ready, self._unsent = self._unsent, []
             for batch in fill_batches(ready):
                 await self._network.publish(topic, batch)
-
-
-async def pull_window(puller: Puller, heads: Sequence[Head]) -> list[Head]:
-    """Pull the last of consecutive heads, and those before it; return the buildable ones.
-
-    A sampler needs only the newest version; a verifier needs each that groups may be drawn under.
-    A version that was jumped over cannot be built later, so a verifier that is a few behind pulls
-    one after the other; one that is further behind jumps.
-    """
-    for head in _missing(puller.held, heads):
-        try:
-            await puller.pull(head.id)
-        except PeerError:
-            break  # a version that nobody has any longer must not block the newest
-    await puller.pull(heads[-1].id)
-    return await puller.buildable(heads)
-
-
-def _missing(held: Head | None, heads: Sequence[Head]) -> Sequence[Head]:
-    """Return the heads between `held` and the last, if `held` is in or just before the window."""
-    known = {each.id for each in heads} | {heads[0].message.previous}
-    if held is None or held.id not in known:
-        return ()
-    return [each for each in heads[:-1] if each.message.version > held.message.version]
 
 
 def _figures(found: Evidence, reward: float | None) -> Figures:

@@ -35,6 +35,9 @@ class PendingGroups:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, group: bytes) -> bool:
+        return group in self._kept
+
     def keep(self, envelope: Envelope, heads: Iterable[bytes]) -> None:
         """Keep a group that was drawn under these heads; ignore it if it is already kept."""
         if envelope.id in self._kept:

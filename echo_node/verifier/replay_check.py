@@ -17,6 +17,7 @@ from echo_node.contract import Score
 from echo_node.contract.jail.worker import Failed
 from echo_node.engine.base import Claim, Engine, Floats, Ids, SamplingLimits, Scores
 from echo_node.errors import ContractError
+from echo_node.rollouts import claims
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
 from echo_node.verifier.evidence import Evidence, evidence
@@ -30,8 +31,6 @@ PASS: Final = 4 * PIECE
 """Padded tokens per forward pass; its pieces share their prompt, and a breach in one ends all."""
 TEMPERATURES: Final = (0.9, 1.1)
 """Other temperatures that are tried, as multiples of the run's."""
-REWARD_SLACK: Final = 1e-9
-"""Absolute difference between a claimed and a recomputed reward that is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +108,9 @@ class ReplayCheck:
     ) -> Iterator[Evidence]:
         """Score pieces of one head in one forward pass, plus one per other temperature if wide."""
         engine, limits = self._at(pieces[0].head), self._run.limits
-        claims = [_claim(prompt, completions[piece.index].ids, piece) for piece in pieces]
-        scores = engine.score_many(claims, limits)
-        others = (
-            [engine.score_many(claims, other) for other in self._other_limits()] if tolerance.wide else []
-        )
+        asked = [_claim(prompt, completions[piece.index].ids, piece) for piece in pieces]
+        scores = engine.score_many(asked, limits)
+        others = [engine.score_many(asked, other) for other in self._other_limits()] if tolerance.wide else []
         for row, piece in enumerate(pieces):
             luck = uniforms(key, piece.index, piece.end - piece.start, piece.start)
             claimed = completions[piece.index].logprobs[piece.start : piece.end]
@@ -146,11 +143,12 @@ class ReplayCheck:
                 None,
             )
         rewards = [each.value for each in results if isinstance(each, Score)]
-        for completion, reward in zip(completions, rewards, strict=True):
-            if abs(reward - completion.reward) > REWARD_SLACK:
-                what = f"claimed reward {completion.reward:g}, the contract gives {reward:g}"
-                return Finding(Breach("wrong-reward", what), found, float(np.mean(rewards)))
-        return Finding(None, found, float(np.mean(rewards)))
+        if not claims.differ(admitted, rewards):
+            return Finding(None, found, float(np.mean(rewards)))
+        lie = claims.find_lie(self._run, admitted)
+        if lie is None:  # fresh processes do not agree on another value: blame nobody
+            return Finding(Breach("not-scored", "rewards that do not repeat", sure=False), found, None)
+        return Finding(Breach("wrong-reward", lie), found, float(np.mean(rewards)))
 
 
 def passes(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:

@@ -75,6 +75,7 @@ def test_the_shortest_file_makes_a_run_of_the_embedded_model(tmp_path, state, me
     assert shown["run"] == told["run"]
     assert (shown["name"], shown["author"], shown["trainers"]) == ("reverse five digits", me, [me])
     assert (shown["contract"], shown["mode"], shown["staleness"]) == ("digits-reverse 1", "async", 4)
+    assert shown["claims"] == "rewards", "the contract passed the purity test"
     run = open_run(tmp_path / "digits")
     try:
         assert run.folder == embedded.folder()
@@ -96,6 +97,19 @@ def test_the_default_run_verifies_and_run_new_says_what_that_means(tmp_path, sta
     assert f"verification: {'the trainer itself ' if rule['share'] else ''}" in done.output
     assert says in " ".join(done.output.split())
     assert json.loads(invoke("run", "show", tmp_path / "digits", "--json").stdout)["verification"] == rule
+
+
+def test_samplers_claim_no_rewards_where_the_contract_fails_the_purity_test(
+    tmp_path, state, write, monkeypatch
+):
+    monkeypatch.setattr(
+        "echo_node.contract.adversarial_test.find_impurity", lambda _subject: "the clock: it reads time.time"
+    )
+    done = invoke("run", "new", write(), "--state", state)
+    assert done.exit_code == 0, done.output
+    assert "claim no rewards" in done.stdout
+    assert "it reads time.time" in done.stdout
+    assert json.loads(invoke("run", "show", tmp_path / "digits", "--json").stdout)["claims"] == "none"
 
 
 def test_everything_that_the_file_says_is_in_the_manifest(tmp_path, state, me, write):

@@ -279,6 +279,7 @@ def test_a_run_that_is_held_has_the_name_that_its_author_gave(tmp_path):
         folder=embedded.folder(),
         contract=load("digits-reverse", "1"),
         params={},
+        pure=True,
         algorithm={},
         sampling_=Sampling(group_size=2, max_prompt=7, max_tokens=6, temperature=1.0),
         sync=Sync(async_from=0, head_every=1, in_flight=False, staleness=4),

@@ -29,6 +29,7 @@ def run():
         folder=embedded.folder(),
         contract=load("digits-reverse", "1"),
         params={},
+        pure=True,
         algorithm={},
         sampling_=Sampling(group_size=2, max_prompt=7, max_tokens=6, temperature=1.0),
         sync=Sync(async_from=0, head_every=1, in_flight=False, staleness=4),

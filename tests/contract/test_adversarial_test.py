@@ -16,6 +16,7 @@ from echo_node.contract.adversarial_test import (
     PASSED,
     POINTS,
     Subject,
+    find_impurity,
     run_trial,
     show_contract,
     try_contract,
@@ -46,6 +47,25 @@ def installed(tmp_path, monkeypatch):
 
 def tried(name, seconds=10.0):
     return {finding.point: finding for finding in try_contract(Subject(name, "", {}), seconds=seconds)}
+
+
+@pytest.mark.parametrize("name", ["good", "good-cache"])
+def test_a_good_contract_passes_the_purity_test(name):
+    assert find_impurity(Subject(name, "", {})) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("bad-random", "asked again"),
+        ("bad-hash-order", "every process: key"),
+        ("bad-clock", ":"),
+        ("bad-outside", "the outside: it does"),
+        ("bad-memory", "asked again"),
+    ],
+)
+def test_the_purity_test_names_what_is_impure(name, found):
+    assert found in find_impurity(Subject(name, "", {}), seconds=10.0)
 
 
 def slow(*case):

@@ -127,7 +127,9 @@ def test_its_vectors_hold_right_and_wrong_answers_and_survive_the_manifest():
     task = DigitsReverse()
     vectors = contract_vectors(task, KEYS)
     assert [vector.score for vector in vectors] == [1.0, 0.0] * 8
-    pin = ContractPin(name=task.name, params={"digits": 5}, vectors=vectors, version=task.version, wheel=None)
+    pin = ContractPin(
+        name=task.name, params={"digits": 5}, pure=True, vectors=vectors, version=task.version, wheel=None
+    )
     wire = of(ContractPin)
     check_vectors(task, wire.load(wire.dump(pin)).vectors)
     with pytest.raises(ContractError, match="vector 0"):

@@ -19,6 +19,7 @@ from echo_node.net.blobs.providers import Want
 from echo_node.net.discovery.address_scope import Scope
 from echo_node.net.discovery.peer_exchange import PeerExchange
 from echo_node.rollouts.admission import Admission
+from echo_node.rollouts.taken_groups import fetch_groups
 from echo_node.runs.manifest_exchange import _ask as ask_for_manifest
 from echo_node.sampler.delivery import GroupDelivery
 from echo_node.trainer.batch_source import BatchRequest
@@ -29,6 +30,7 @@ from echo_node.weights.puller import Puller
 from protocol import (
     CreditRefusal,
     CreditStatement,
+    Envelope,
     GrantsAnswer,
     HeadsAnswer,
     PeerPlace,
@@ -40,7 +42,9 @@ from protocol import (
     cast,
     decode,
     encode,
+    seal,
     topics,
+    write_batch,
 )
 from protocol.blob import BlobHoldings, BulkAsk, BulkOffer, Slice
 from tests.fuzz.role_targets import (
@@ -54,7 +58,19 @@ from tests.fuzz.role_targets import (
     role_target,
     sealed,
 )
-from tests.fuzz.stage import ROSTER, SAMPLER, STANDBY, STRANGER, TRAINER, VERIFIER, Desk, head, run, signed
+from tests.fuzz.stage import (
+    ROSTER,
+    SAMPLER,
+    STANDBY,
+    STRANGER,
+    TRAINER,
+    VERIFIER,
+    Desk,
+    group,
+    head,
+    run,
+    signed,
+)
 from tests.fuzz.term_targets import grant, vote
 
 BLOB: Final = b"a blob of some bytes" * 20
@@ -223,6 +239,23 @@ def _places() -> list[bytes]:
     return [encode(PeersAnswer(tuple(places))), encode(PeersAnswer(()))]
 
 
+async def _taken(_cast: Cast, data: bytes) -> bool:
+    """Groups that a leader serves to a verifier."""
+    wanted = [Envelope.parse(each).id for each in _two_groups()]
+    found = await fetch_groups(Desk(VERIFIER, answer=_saying(data[1:])), run().id, TRAINER.public, wanted)
+    assert {each.id for each in found} <= {*wanted}, "a group that was not asked for"
+    return bool(found)
+
+
+def _two_groups() -> list[bytes]:
+    return [seal(group(slot), SAMPLER, run().id) for slot in range(2)]
+
+
+def _taken_seeds() -> list[bytes]:
+    first, second = _two_groups()
+    return [b"\0" + write_batch(some) for some in ([first, second], [second], [second, first, second])]
+
+
 TARGETS: Final = [
     role_target("chain-answer", "echo_node.weights.chain_follower.ChainFollower.ask", _chain, _chain_seeds),
     role_target("blob-answer", "echo_node.net.blobs.client.BlobClient.fetch", _blobs, _blob_seeds),
@@ -248,6 +281,7 @@ TARGETS: Final = [
         _rollouts,
         group_seeds,
     ),
+    role_target("groups-answer", "echo_node.rollouts.taken_groups.fetch_groups", _taken, _taken_seeds),
     role_target("receipt-answer", "echo_node.sampler.delivery.GroupDelivery", _delivered, receipt_seeds),
     role_target(
         "credit-answer", "echo_node.credit.statement_client.StatementClient.ask", _credit, _credit_seeds

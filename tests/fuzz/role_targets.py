@@ -18,10 +18,11 @@ from echo_node.engine.base import EngineError
 from echo_node.net.outbox.direct_delivery import Taker, serve_deliveries
 from echo_node.net.outbox.outbox import open_outbox
 from echo_node.rollouts.admission import Admission
-from echo_node.rollouts.gossip_validation import GossipValidator, validate_receipt
+from echo_node.rollouts.gossip_validation import GossipValidator, validate_inventories, validate_receipt
 from echo_node.rollouts.group_refs import GroupRefFetcher
 from echo_node.sampler.loop import SamplerLoop
 from echo_node.trainer.gossip_source import GossipSource
+from echo_node.trainer.inventory import InventoryPublisher
 from echo_node.trainer.journal import TrainingJournal, open_journal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay_buffer import ReplayBuffer
@@ -36,6 +37,8 @@ from protocol import (
     Figures,
     GroupReference,
     Identity,
+    Inventory,
+    InventoryAck,
     Join,
     Receipt,
     Refusal,
@@ -44,6 +47,8 @@ from protocol import (
     Verdict,
     encode,
     limits,
+    open_sealed,
+    seal,
     topics,
     write_batch,
 )
@@ -244,6 +249,29 @@ def _verdict_seeds() -> list[bytes]:
     ]
 
 
+ACKS: Final[Signers] = (
+    (InventoryAck.KIND, VERIFIER),
+    (InventoryAck.KIND, SAMPLER),
+    (Inventory.KIND, TRAINER),
+)
+
+
+async def _acknowledged(_cast: Cast, data: bytes) -> bool:
+    desk = Desk(TRAINER, gossip={topic(topics.INVENTORIES): sealed(data, ACKS)})
+    receipts = Receipts(desk, TRAINER, run().id)
+    policy = VerdictPolicy(run(), TRAINER, clock=lambda: 1e9)
+    buffer = ReplayBuffer(capacity=6, staleness=2)
+    publisher = InventoryPublisher(run(), desk, TRAINER, policy, buffer, receipts)
+    publisher._published[bytes(32)] = (b"a" * 32, b"b" * 32)
+    await publisher.listen()
+    return bool(desk.heard)
+
+
+def _ack_seeds() -> list[bytes]:
+    acks = [encode(InventoryAck(inventory=bytes(32), lacking=lacking)) for lacking in (b"", b"b" * 32)]
+    return [*(b"\1" + each for each in acks), *(b"\2" + each for each in acks)]
+
+
 # The verifier
 
 
@@ -267,6 +295,37 @@ async def _to_verify(cast_: Cast, data: bytes) -> bool:
     async with desk.subscribe(topic(topics.GROUPS), loop._look_at) as groups:
         await loop._hear(groups)
     return bool(loop._admission._filled)
+
+
+async def _listed(cast_: Cast, data: bytes) -> bool:
+    answer = write_batch([seal(group(), SAMPLER, run().id)])
+    desk = Desk(
+        VERIFIER,
+        gossip={topic(topics.INVENTORIES): sealed(data, INVENTORIES)},
+        answer=lambda _peer, _stream, _question: answer,
+    )
+    loop = VerifierLoop(run(), desk, VERIFIER, NoEngine(), Puller(desk, cast_.store), clock=lambda: 1e9)
+    loop._admission.published(head(0), ROSTER)
+    async with desk.subscribe(
+        topic(topics.INVENTORIES), functools.partial(validate_inventories, run())
+    ) as inventories:
+        await loop._hear_inventories(inventories)
+    return bool(desk.heard)
+
+
+INVENTORIES: Final[Signers] = (
+    (Inventory.KIND, TRAINER),
+    (Inventory.KIND, STRANGER),
+    (InventoryAck.KIND, VERIFIER),
+)
+
+
+def _inventory_seeds() -> list[bytes]:
+    listed = b"".join(
+        [open_sealed(seal(group(), SAMPLER, run().id), TrajectoryGroup, run().id).id, bytes(32)]
+    )
+    inventories = [Inventory(groups=listed, head=head(1).id, number=number, term=1) for number in (1, 2)]
+    return [bytes([which]) + encode(each) for which in (1, 2) for each in inventories]
 
 
 # The sampler
@@ -331,6 +390,15 @@ TARGETS: Final = [
         "echo_node.trainer.verdict_listener.StandbyVerdictListener.follow",
         _witnessed,
         _verdict_seeds,
+    ),
+    role_target(
+        "inventory-acks", "echo_node.trainer.inventory.InventoryPublisher.listen", _acknowledged, _ack_seeds
+    ),
+    role_target(
+        "inventories",
+        "echo_node.verifier.loop.VerifierLoop._hear_inventories",
+        _listed,
+        _inventory_seeds,
     ),
     role_target("groups-verified", "echo_node.verifier.loop.VerifierLoop._hear", _to_verify, group_seeds),
     role_target(

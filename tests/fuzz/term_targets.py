@@ -15,11 +15,13 @@ from echo_node.election.lease import Lease
 from echo_node.errors import PeerError
 from echo_node.net.discovery.address_scope import Scope
 from echo_node.net.discovery.peer_exchange import PeerExchange
+from echo_node.rollouts.taken_groups import TakenGroups
 from echo_node.runs.manifest_exchange import serve_manifest
 from echo_node.weights.chain_follower import ChainFollower
 from echo_node.weights.seeding import WeightsSeeder
 from protocol import (
     GrantsQuestion,
+    GroupsQuestion,
     HeadsQuestion,
     Heartbeat,
     Identity,
@@ -32,11 +34,12 @@ from protocol import (
     encode,
     limits,
     open_sealed,
+    seal,
     topics,
 )
 from protocol.blob import BlobRead, BlobWants, BulkAsk, Slice
 from tests.fuzz.role_targets import Cast, Signers, role_target, sealed, topic
-from tests.fuzz.stage import SAMPLER, STANDBY, STRANGER, TRAINER, VERIFIER, Desk, head, run
+from tests.fuzz.stage import SAMPLER, STANDBY, STRANGER, TRAINER, VERIFIER, Desk, group, head, run
 
 TERM_TWO: Final = 2
 
@@ -135,6 +138,7 @@ _STREAMS: Final = (
     topics.MANIFEST_STREAM,
     topics.PEERS_STREAM,
     topics.CREDIT_STREAM,
+    topics.GROUPS_STREAM,
 )
 
 
@@ -152,8 +156,18 @@ async def _served(cast_: Cast, data: bytes) -> bool:
         with (
             desk.serve(topics.PEERS_STREAM, exchange.respond, most=limits.PEERS_QUESTION_BYTES),
             serve_statements(desk, SAMPLER, run().id, cast_.journal.sums),
+            taken_groups().serve(desk),
         ):
-            return await desk.ask(stream, data[1:])
+            peer = VERIFIER if stream == topics.GROUPS_STREAM else STRANGER
+            return await desk.ask(stream, data[1:], peer.public)
+
+
+def taken_groups() -> TakenGroups:
+    """What a leader serves that took two groups."""
+    taken = TakenGroups(run())
+    for slot in range(2):
+        taken.add(bytes([slot]) * 32, seal(group(slot), SAMPLER, run().id))
+    return taken
 
 
 def _refuse_bulk(_peer: bytes, ask: BulkAsk, _registry: object, _uplink: object) -> object:
@@ -172,6 +186,7 @@ def _served_seeds() -> list[bytes]:
         run().id,
         encode(PeersQuestion(8)),
         run().id,
+        encode(GroupsQuestion(groups=bytes(32) + b"\1" * 32 + b"?" * 32, run=run().id)),
     ]
     return [bytes([which]) + each for which, each in enumerate(questions)]
 

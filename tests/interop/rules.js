@@ -23,7 +23,7 @@ const distinct = (digests) => new Set(digests.map(toHex)).size === digests.lengt
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0)
 
 function trajectoryGroup({ bits, finish, heads, lengths, logprobs, prompt, prompt_length, rewards, spans, tokens }) {
-  hold(finish.length === lengths.length && rewards.length === lengths.length, 'columns of different lengths')
+  hold(finish.length === lengths.length && (rewards === null || rewards.length === lengths.length), 'columns of different lengths')
   const count = sum(lengths)
   checkPacked(prompt, prompt_length, bits)
   checkPacked(tokens, count, bits)
@@ -96,6 +96,8 @@ function receipt({ accepted, announced, refused }) {
   hold(distinct(ids), 'one group answered twice')
 }
 
+const noneTwice = (field) => (message) => hold(distinct(pieces(message[field], 32)), 'one group named twice')
+
 function creditStatement({ at_ms, refused, since_ms, tokens, verified }) {
   hold(ascends(refused.map((refusal) => refusal.reason)), 'reasons out of order')
   hold(since_ms <= at_ms, 'counted since a time that is yet to come')
@@ -146,6 +148,9 @@ export const RULES = {
   ChunkTable: chunkTable,
   CreditStatement: creditStatement,
   GrantsAnswer: grantsAnswer,
+  GroupsQuestion: noneTwice('groups'),
+  Inventory: noneTwice('groups'),
+  InventoryAck: noneTwice('lacking'),
   Layout: layout,
   Manifest: manifest,
   PeersAnswer: peersAnswer,

@@ -6,9 +6,9 @@ import { derive } from './digest.js'
 import { refuse } from './errors.js'
 import { MAJOR } from './spec.js'
 
-export const CARGOES = ['groups', 'heads', 'receipts', 'verdicts', 'joins', 'heartbeats', 'grants']
+export const CARGOES = ['groups', 'heads', 'receipts', 'verdicts', 'joins', 'heartbeats', 'grants', 'inventories']
 export const ROLES = ['trainer', 'verifier', 'sampler', 'bootstrap']
-export const STREAMS = ['rollout', 'deliver', 'chain', 'wants', 'blob', 'bulk', 'peers', 'vote', 'grants', 'manifest', 'credit'].map((name) => `/echo/${name}/${MAJOR}`)
+export const STREAMS = ['rollout', 'deliver', 'chain', 'wants', 'blob', 'bulk', 'peers', 'vote', 'grants', 'manifest', 'credit', 'groups'].map((name) => `/echo/${name}/${MAJOR}`)
 export const DHT = `/echo/kad/${MAJOR}.0.0`
 
 // A multihash: BLAKE3, 32 bytes.

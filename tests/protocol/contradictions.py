@@ -21,8 +21,11 @@ from .examples import (
     CREDIT_STATEMENT,
     GRANT,
     GRANTS_ANSWER,
+    GROUPS_QUESTION,
     HEAD,
     HEAD_ZERO,
+    INVENTORY,
+    INVENTORY_ACK,
     LAYOUT,
     MANIFEST,
     PEERS_ANSWER,
@@ -119,6 +122,10 @@ CONTRADICTIONS: dict[str, Any] = {
     "one group accepted and refused": dataclasses.replace(
         RECEIPT, refused=(Refusal("stale", RECEIPT.accepted[:32]),)
     ),
+    # inventory
+    "one group listed twice": dataclasses.replace(INVENTORY, groups=INVENTORY.groups[:32] * 2),
+    "one group lacking twice": dataclasses.replace(INVENTORY_ACK, lacking=INVENTORY_ACK.lacking * 2),
+    "one group asked for twice": dataclasses.replace(GROUPS_QUESTION, groups=GROUPS_QUESTION.groups[:32] * 2),
     # credit
     "reasons of a statement out of order": dataclasses.replace(
         CREDIT_STATEMENT, refused=CREDIT_STATEMENT.refused[::-1]

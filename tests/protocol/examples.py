@@ -20,10 +20,13 @@ from protocol import (
     GrantsAnswer,
     GrantsQuestion,
     GroupReference,
+    GroupsQuestion,
     HeadsAnswer,
     HeadsQuestion,
     Heartbeat,
     Identity,
+    Inventory,
+    InventoryAck,
     Join,
     Layout,
     Link,
@@ -101,6 +104,7 @@ MANIFEST = Manifest(
     contract=ContractPin(
         name="digits-reverse",
         params={"digits": 5},
+        pure=True,
         vectors=(ContractVector(key=name("slot"), prompt=name("r48213="), score=1.0, text="31284$"),),
         version="1.0.0",
         wheel=None,
@@ -282,6 +286,10 @@ VERDICT = Verdict(
     reason="seed-replay",
     result="honest",
 )
+INVENTORY = Inventory(groups=GROUP_ID + name("group 1"), head=HEAD_ZERO_ID, number=1, term=1)
+INVENTORY_ACK = InventoryAck(
+    inventory=open_sealed(seal(INVENTORY, TRAINER, RUN), Inventory, RUN).id, lacking=name("group 1")
+)
 CREDIT_STATEMENT = CreditStatement(
     at_ms=1_790_000_000_000,
     condemned=1,
@@ -309,6 +317,7 @@ LINK = Link(
 
 ROLLOUT_REQUEST = RolloutRequest(count=16, first=32, head=HEAD_ZERO_ID)
 SLOT_ANNOUNCEMENT = SlotAnnouncement(count=16, first=32, head=HEAD_ZERO_ID)
+GROUPS_QUESTION = GroupsQuestion(groups=GROUP_ID + name("group 1"), run=RUN)
 DELIVERY = Delivery(cargo="joins", data=SEALED_JOIN, run=RUN)
 HEADS_QUESTION = HeadsQuestion(held=(HEAD_ZERO_ID,))
 HEADS_ANSWER = HeadsAnswer(heads=(SEALED_HEAD_ZERO,))
@@ -349,6 +358,8 @@ SEALED_TYPES = {
     "heartbeat": (HEARTBEAT, TRAINER, RUN),
     "receipt": (RECEIPT, TRAINER, RUN),
     "verdict": (VERDICT, VERIFIER, RUN),
+    "inventory": (INVENTORY, TRAINER, RUN),
+    "inventory-ack": (INVENTORY_ACK, VERIFIER, RUN),
     "credit-statement": (CREDIT_STATEMENT, VERIFIER, RUN),
     "head": (HEAD, TRAINER, RUN),
     "vote": (VOTE, STANDBY, RUN),
@@ -371,6 +382,7 @@ BARE_TYPES = {
     "bulk-offer": BULK_OFFER,
     "peers-question": PEERS_QUESTION,
     "peers-answer": PEERS_ANSWER,
+    "groups-question": GROUPS_QUESTION,
     "heads-question": HEADS_QUESTION,
     "heads-answer": HEADS_ANSWER,
     "vote-question": VOTE_QUESTION,

@@ -4,6 +4,7 @@ SPEC.md.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from typing import Any
@@ -21,10 +22,13 @@ from protocol import (
     GrantsAnswer,
     GrantsQuestion,
     GroupReference,
+    GroupsQuestion,
     HeadsAnswer,
     HeadsQuestion,
     Heartbeat,
     Identity,
+    Inventory,
+    InventoryAck,
     Join,
     Layout,
     Link,
@@ -155,6 +159,8 @@ def groups(draw: st.DrawFn) -> TrajectoryGroup:
     completions = [draw(_completions(ids, switches if index == 0 else 0)) for index in range(count)]
     used = {stretch.head for completion in completions for stretch in completion.stretches} - {None}
     heads = draw(st.lists(digests, min_size=max(used | {0}) + 1, max_size=max(used | {0}) + 1, unique=True))
+    if draw(st.booleans()):  # of a run without claims
+        completions = [dataclasses.replace(each, reward=None) for each in completions]
     return TrajectoryGroup.of(
         prompt=draw(st.lists(ids, min_size=1, max_size=20)),
         completions=completions,
@@ -257,6 +263,11 @@ def receipts(draw: st.DrawFn) -> Receipt:
     )
 
 
+def id_lists(least: int) -> st.SearchStrategy[bytes]:
+    """Different ids in a row."""
+    return st.lists(digests, min_size=least, max_size=12, unique=True).map(b"".join)
+
+
 @st.composite
 def statements(draw: st.DrawFn) -> CreditStatement:
     since, at = sorted((draw(counters), draw(counters)))
@@ -351,6 +362,8 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
     "heartbeat": independent(Heartbeat),
     "receipt": receipts(),
     "verdict": independent(Verdict),
+    "inventory": st.builds(Inventory, groups=id_lists(1), head=digests, number=terms, term=terms, ext=exts),
+    "inventory-ack": st.builds(InventoryAck, inventory=digests, lacking=id_lists(0), ext=exts),
     "credit-statement": statements(),
     "head": heads(),
     "vote": independent(TermVote),
@@ -369,6 +382,7 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
     "blob-read": slices(limits.READ_BYTES).map(BlobRead),
     "bulk-ask": slices(limits.BULK_BYTES).map(BulkAsk),
     "bulk-offer": independent(BulkOffer),
+    "groups-question": st.builds(GroupsQuestion, groups=id_lists(1), run=digests),
     "heads-question": independent(HeadsQuestion),
     "heads-answer": independent(HeadsAnswer),
     "vote-question": independent(VoteQuestion),

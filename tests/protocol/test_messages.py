@@ -32,6 +32,7 @@ def every_wire_type() -> dict[str, type]:
         "blob",
         "envelope",
         "chain_sync",
+        "inventory",
         "join",
         "link",
         "manifest",

@@ -150,6 +150,7 @@ def run(request):
         folder=embedded.folder(),
         contract=load("digits-reverse", "1"),
         params={},
+        pure=True,
         algorithm={"batch_groups": 4},
         sampling_=Sampling(group_size=2, max_prompt=7, max_tokens=6, temperature=1.0),
         sync=Sync(

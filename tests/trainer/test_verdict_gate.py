@@ -172,6 +172,7 @@ async def test_nobody_waits_for_a_word_on_what_was_passed_over_or_comes_from_the
     passed = [group(run, slot) for slot in range(2, 4)]
     for each in passed:
         place.policy.saw(each.id, each.sampler)
+    place.policy.acknowledged([each.id for each in (*passed, *groups)], VERIFIERS[0].public)
     await place.give_verdict(passed[1:])
     await place.ask(passed)
     assert place.let_in == (passed[1],)

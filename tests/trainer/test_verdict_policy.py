@@ -130,6 +130,8 @@ def test_by_sampling_what_nobody_vouches_for_is_bounded_in_share():
         other = group(run, slot)
         policy.saw(other.id, other.sampler)
         give_verdict(policy, run, other.id, VERIFIERS[0])
+    assert policy.entrance(second) is Entrance.BOUNDED, "no verifier has seen it"
+    policy.acknowledged([second.id], VERIFIERS[0].public)
     assert policy.entrance(second) is Entrance.OPEN, "its sampler has earned trust"
     assert policy.entrance(group(run, 0, BOB)) is Entrance.BOUNDED
 
@@ -170,6 +172,7 @@ def test_what_verifiers_have_passed_over_gives_way_and_what_may_still_be_looked_
 def test_trust_counts_groups_and_not_the_verdicts_on_them(early):
     run = run_of("sampled", verifiers=3)
     policy = policy_of(run)
+    policy.acknowledged([group(run, 100).id], VERIFIERS[0].public)
     for slot in range(NEWCOMER):
         assert policy.entrance(group(run, 100)) is Entrance.BOUNDED
         one = group(run, slot)

@@ -37,6 +37,7 @@ def open_run(*, jailed=True, mode="async"):
         folder=embedded.folder(),
         contract=load("digits-reverse", "1"),
         params={},
+        pure=True,
         algorithm={"batch_groups": 8},
         sampling_=Sampling(group_size=4, max_prompt=7, max_tokens=6, temperature=1.0),
         sync=Sync(

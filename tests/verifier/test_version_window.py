@@ -8,7 +8,7 @@ import pytest
 
 from echo_node.errors import StoreError
 from echo_node.net.memory import MemorySwarm
-from echo_node.verifier.loop import pull_window
+from echo_node.verifier.version_window import pull_window
 from echo_node.weights.publisher import Cadence
 from tests.weights.chains import LEADER
 from tests.weights.stores import bits, opened, publish, weights

@@ -1,0 +1,136 @@
+"""Attacks of the poisoned swarm: how cheats get forged groups past the verifiers, if they can.
+
+What is forged is the engine's business (`poisoned_cheats`). An attack changes the node around it:
+the run by which it claims rewards, or the network by which it sends. `ATTACKS` names them; each is
+a side of the benchmark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from typing import Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.poisoned_cheats import CheatingEngine, ForgingEngine
+from echo_node.contract import Prompt, Score
+from echo_node.errors import PeerError
+from echo_node.net.base import Network
+from echo_node.net.outbox.direct_delivery import deliver
+from echo_node.runs.run import Run
+from echo_node.sampler.delivery import GroupDelivery
+from protocol import Identity, topics
+
+DELIVERY_SECONDS: Final = 20.0
+"""Deadline in seconds of a delivery by hand."""
+SHORT: Final = 256
+"""Bytes above which a group goes by reference, where all are to be sent so."""
+Join = Callable[[Identity], AbstractAsyncContextManager[Network]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampler:
+    """What the node of a sampler is made with."""
+
+    run: Run
+    join: Join
+
+
+Change = Callable[[Sampler], Sampler]
+MakeEngine = Callable[[Run, int, int], ForgingEngine]
+"""Makes a cheat's engine of a run, rows, and the number of groups for which it is honest."""
+
+
+def unchanged(sampler: Sampler) -> Sampler:
+    return sampler
+
+
+def _cheating_engine(run: Run, rows: int, honest_groups: int) -> ForgingEngine:
+    return CheatingEngine(run, rows=rows, honest_groups=honest_groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class Attack:
+    """What cheats do, and what all samplers do alike."""
+
+    cheats: Change = unchanged
+    everybody: Change = unchanged
+    engine: MakeEngine = _cheating_engine
+    during: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Holds while the swarm runs."""
+    honest_groups: tuple[int, ...] = (64, 64)
+    """Groups for which each cheat is honest, to be trusted."""
+
+
+class EqualClaims(Run):
+    """The run of a sampler that claims the same reward for every completion."""
+
+    def scores(self, _prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score]:
+        return [Score(self.contract.low, "whatever it is worth")] * len(completions)
+
+
+def claim_equal_rewards(sampler: Sampler) -> Sampler:
+    """Claim equal rewards, so that groups look as if they taught nothing."""
+    run = sampler.run
+    claiming = EqualClaims(run.sealed_manifest, run.folder, run.contract, run.tokenizer)
+    return dataclasses.replace(sampler, run=claiming)
+
+
+class _HandDelivery:
+    """A network on which groups are not gossiped, but delivered to the trainer by hand."""
+
+    def __init__(self, network: Network, run: Run) -> None:
+        self._network = network
+        self._topic = topics.topic(run.id, topics.GROUPS)
+        self._trainer = run.manifest.trainers[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        if topic != self._topic:
+            await self._network.publish(topic, data)
+            return
+        with suppress(PeerError):  # the outbox delivers it again
+            await deliver(self._network, self._trainer, topic, data, deadline=DELIVERY_SECONDS)
+
+
+def deliver_by_hand(sampler: Sampler) -> Sampler:
+    """Gossip no group: deliver all straight to the trainer, where no verifier hears of them."""
+
+    @asynccontextmanager
+    async def join(identity: Identity) -> AsyncGenerator[Network]:
+        async with sampler.join(identity) as network:
+            yield cast(Network, _HandDelivery(network, sampler.run))
+
+    return dataclasses.replace(sampler, join=join)
+
+
+@contextmanager
+def by_reference() -> Generator[None]:
+    """Have all samplers send groups as those are sent that are too large for gossip."""
+    defaults = GroupDelivery.__init__.__kwdefaults__ or {}
+    before = defaults["longest"]
+    defaults["longest"] = SHORT
+    try:
+        yield
+    finally:
+        defaults["longest"] = before
+
+
+ATTACKS: Final[dict[str, Attack]] = {
+    "equal_claims": Attack(cheats=claim_equal_rewards),
+    "by_hand": Attack(cheats=deliver_by_hand),
+    "long_groups": Attack(everybody=deliver_by_hand, during=by_reference),
+}
+"""Attacks by the names of their sides in the results."""

@@ -1,0 +1,47 @@
+"""Claimed rewards against the contract's own: what differs, and what counts as a lie.
+
+Nothing is selected, learnt or credited by a claim. Where the manifest says that the contract is
+pure, a claim that differs refuses its group. It is a lie only if two fresh jail processes give one
+and the same other value: a time-out on a loaded machine is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from echo_node.contract import Score
+from echo_node.errors import ContractError
+from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.run import Run
+
+SLACK: Final = 1e-6
+"""Absolute difference between a claimed and a computed reward that is ignored."""
+FRESH: Final = 2
+"""Jail processes, each started for it, that must agree before a claim is a lie."""
+
+
+def differ(group: RolloutRecord, rewards: Sequence[float]) -> bool:
+    """Return whether a group claims other rewards than these; False if it claims none."""
+    claimed = group.message.rewards
+    return claimed is not None and any(
+        abs(one - other) > SLACK for one, other in zip(claimed, rewards, strict=True)
+    )
+
+
+def find_lie(run: Run, group: RolloutRecord) -> str | None:
+    """Return what a group lies about its rewards, in words, or None. Blocks: it starts jails."""
+    claimed = group.message.rewards
+    if claimed is None:
+        return None
+    completions = [each.ids for each in group.message.completions()]
+    try:
+        attempts = [run.fresh_results(group.prompt, completions) for _ in range(FRESH)]
+    except ContractError:  # this machine's jail, not the sampler
+        return None
+    for claim, *results in zip(claimed, *attempts, strict=True):
+        values = {each.value if isinstance(each, Score) else None for each in results}
+        value = values.pop()
+        if not values and value is not None and abs(value - claim) > SLACK:
+            return f"claimed reward {claim:g}, the contract gives {value:g}"
+    return None
