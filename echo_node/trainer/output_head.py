@@ -46,10 +46,35 @@ class OutputHead(nn.Module):
 
     def _measure(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         logits: Tensor = self.own(inputs_embeds=states[None], use_cache=False).logits[0]
-        # The softmax is in float32, whatever the matrices are multiplied in.
-        all_log_probs = torch.log_softmax(logits[:, : self._vocab_size].float() / self._temperature, dim=-1)
-        log_probs = all_log_probs.gather(1, targets[:, None]).squeeze(1)
-        return log_probs, -(all_log_probs.exp() * all_log_probs).sum(dim=-1)
+        if logits.shape[1] > self._vocab_size:
+            logits = logits[:, : self._vocab_size]
+        measured: tuple[Tensor, Tensor] = _Measure.apply(logits, targets, self._temperature)  # type: ignore[no-untyped-call]
+        return measured
+
+
+class _Measure(torch.autograd.Function):
+    """Log-probability and entropy of logits [N, V] at targets [N], in float32.
+
+    The gradient is written out: automatic differentiation would keep twice as many copies.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        every = torch.log_softmax(logits.float() / temperature, dim=-1)
+        log_probs = every.gather(1, targets[:, None]).squeeze(1)
+        entropies = every.exp().mul_(every).sum(dim=-1).neg_()
+        ctx.save_for_backward(every, targets, entropies)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        return log_probs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+        """Return the slope of z: g·(onehot − p) − h·p·(log p + H), over the temperature."""
+        every, targets, entropies = ctx.saved_tensors
+        of_log_prob, of_entropy = (slope[:, None] for slope in slopes)
+        slope = (every + entropies[:, None]).mul_(of_entropy).add_(of_log_prob)
+        slope.mul_(every.exp()).neg_().scatter_add_(1, targets[:, None], of_log_prob.contiguous())
+        return slope.div_(ctx.temperature).to(ctx.dtype), None, None
 
 
 class _GivenStates(nn.Module):
@@ -59,11 +84,52 @@ class _GivenStates(nn.Module):
         return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)  # type: ignore[arg-type]
 
 
+class _Projection(nn.Module):
+    """A linear layer that adds its weight's gradient up in place, piece by piece.
+
+    Automatic differentiation would make a gradient as large as the weight for each piece, and hold
+    several of them at a time.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, states: Tensor) -> Tensor:
+        weight = self.linear.weight
+        if not (torch.is_grad_enabled() and weight.requires_grad):
+            return nn.functional.linear(states, weight)
+        logits: Tensor = _Project.apply(states, weight)  # type: ignore[no-untyped-call]
+        return logits
+
+
+class _Project(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(states, weight)
+        ctx.parameter = weight  # whose gradient is written to
+        return nn.functional.linear(states, weight)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        states, weight = ctx.saved_tensors
+        if ctx.parameter.grad is None:
+            ctx.parameter.grad = torch.zeros_like(ctx.parameter)
+        rows = slope.flatten(0, -2)
+        gradient = ctx.parameter.grad
+        gradient.addmm_(rows.t().to(gradient.dtype), states.flatten(0, -2).to(gradient.dtype))
+        return (rows @ weight.to(rows.dtype)).view(states.shape).to(states.dtype), None
+
+
 def _without_body(model: Any) -> Any:
-    """Return a copy of a model that shares all its modules but the body."""
+    """Return a copy of a model that shares all its modules but the body and the last product."""
     if model.base_model is model:
         raise DefectError(f"a {model.config.model_type} model has no body apart from its output head")
     head = copy.copy(model)
-    modules = {**head.__dict__["_modules"], model.base_model_prefix: _GivenStates()}
+    modules: dict[str, Any] = {**head.__dict__["_modules"], model.base_model_prefix: _GivenStates()}
+    last = model.get_output_embeddings()
+    for name, module in modules.items():
+        if module is last and type(module) is nn.Linear and getattr(module, "bias", None) is None:
+            modules[name] = _Projection(module)
     head.__dict__["_modules"] = modules  # of the copy: the model keeps its own
     return head
