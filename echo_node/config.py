@@ -83,7 +83,7 @@ def load_config(model: type[M], file: Path | None = None, overrides: Sequence[st
 def write_resolved(config: BaseModel, file: Path) -> None:
     """Write the resolved configuration as TOML."""
     lines, tables = [], []
-    for name, value in config.model_dump().items():
+    for name, value in config.model_dump(exclude_none=True).items():
         if isinstance(value, dict):
             tables += [f"\n[{name}]", *(f"{_toml(key)} = {_toml(inner)}" for key, inner in value.items())]
         else:
@@ -151,7 +151,11 @@ def _known(model: type[BaseModel], tables: Sequence[int | str]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Format a plain value or a quoted key: TOML is JSON here, except for U+007F."""
+    """Format a plain value or a quoted key: TOML is JSON here, except for tables and U+007F."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_toml(key)} = {_toml(inner)}' for key, inner in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -86,6 +86,8 @@ KEYS: Final = 64
 CLASSES: Final = 16
 CONTRACT_VECTORS: Final = 16
 MODEL_FILES: Final = 16
+DATA_BYTES: Final = 256 * 1024 * 1024
+"""Bytes of a run's data set."""
 END_TOKENS: Final = 8
 
 # Weights

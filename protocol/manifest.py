@@ -94,6 +94,30 @@ class ContractPin:
 
 
 @record
+class DataSet:
+    """Rows that prompts are made of, as JSON lines in a blob; the last ones are held out."""
+
+    blob: Digest
+    held_out: Annotated[int, uint(limits.DATA_BYTES)]
+    rows: Annotated[int, uint(limits.DATA_BYTES, 1)]
+    size: Annotated[int, uint(limits.DATA_BYTES, 1)]
+
+    def check(self) -> None:
+        if self.held_out >= self.rows:
+            raise InconsistentError("a data set of which nothing is left to train on", "held_out")
+
+
+@record
+class Template:
+    """Chat template settings: whether prompts go through it, and with which values."""
+
+    chat: Annotated[bool, flag]
+    system: Annotated[str, text(limits.TEXT_BYTES)]
+    thinking: Annotated[bool, flag]
+    variables: Params
+
+
+@record
 class Algorithm:
     """Training algorithm: a name and version that fix the meaning of each parameter."""
 
@@ -170,6 +194,7 @@ class Manifest:
 
     algorithm: Algorithm
     contract: ContractPin
+    data: Annotated[tuple[DataSet, ...], array(of(DataSet), 1)]
     engines: Annotated[tuple[EngineTolerance, ...], array(of(EngineTolerance), limits.CLASSES, 1)]
     model: Model
     name: Name
@@ -177,6 +202,7 @@ class Manifest:
     sampling: Sampling
     seeds: Annotated[tuple[str, ...], array(address, limits.ADDRESSES)]
     sync: Sync
+    template: Template
     terms: Terms
     trainers: Annotated[tuple[bytes, ...], array(key, limits.KEYS, 1)]
     verification: Verification

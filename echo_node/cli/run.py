@@ -82,7 +82,8 @@ def new(
     from echo_node.config import state_home
     from echo_node.contract.adversarial_test import Subject, find_impurity
     from echo_node.errors import one_line
-    from echo_node.runs.spec import EMBEDDED, MANIFEST, model_folder, new_run, read_run_file, write_run
+    from echo_node.runs.prompt_preparation import EMBEDDED
+    from echo_node.runs.spec import MANIFEST, model_folder, new_run, read_run_file, write_run
     from echo_node.storage.state_dir import prepared
     from echo_node.trainer.dry_run import dry_run
     from protocol import open_manifest
@@ -95,21 +96,21 @@ def new(
     impurity = find_impurity(Subject(name, version, spec.params))
     place = prepared(state or state_home())
     with model_bar() as progress:
-        sealed = new_run(spec, place.identity(), progress=progress, note=note, pure=impurity is None)
+        made = new_run(spec, place.identity(), progress=progress, note=note, pure=impurity is None)
         if spec.model != EMBEDDED:  # which the tests of every release take through all of it
-            manifest, model = open_manifest(sealed).message, model_folder(spec.model, progress)
+            manifest, model = open_manifest(made.sealed).message, model_folder(spec.model, progress)
             for untried in dry_run(manifest, model, place.path, progress=progress):
                 note(f"{untried} was not tried with this model: its packages are not installed here")
     folder = out or file.with_suffix("")
-    write_run(folder, spec, sealed)
-    run = open_manifest(sealed).id.hex()
+    write_run(folder, made)
+    run = open_manifest(made.sealed).id.hex()
     if as_json:
         say(json.dumps({"run": run, "manifest": str(folder / MANIFEST)}))
         return
     say(f"run {run} is sealed in {folder / MANIFEST}")
-    say(f"verification: {_verification(open_manifest(sealed).message)}")
+    say(f"verification: {_verification(open_manifest(made.sealed).message)}")
     if len(spec.trainers) > 1:
-        say(f"failover to another trainer: {_failover(open_manifest(sealed))}")
+        say(f"failover to another trainer: {_failover(open_manifest(made.sealed))}")
     if impurity is not None:
         say(f"samplers claim no rewards, since {spec.contract} failed the purity test: {one_line(impurity)}")
     say(f"next: echo-node join --role trainer {folder}")

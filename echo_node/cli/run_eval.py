@@ -77,12 +77,12 @@ def evaluate(
                 raise StoreError(
                     f"version {missing[0]} is not in this chain", advice=f"the newest is {max(held)}"
                 )
-            with closing(WorkerEngine(spec)) as worker:
+            with closing(WorkerEngine(spec)) as worker, closing(opened.for_evaluation()) as measured:
                 worker.start()
                 for version in wanted:
                     with _bar(f"version {version}", prompts, hidden=as_json) as on_progress:
                         found = measure(
-                            opened, store, held[version], worker, prompts=prompts, on_progress=on_progress
+                            measured, store, held[version], worker, prompts=prompts, on_progress=on_progress
                         )
                     append_evaluation(folder, found)
                     _print_evaluation(found, as_json=as_json)

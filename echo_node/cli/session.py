@@ -23,8 +23,9 @@ from echo_node.errors import ConfigError
 from echo_node.net.libp2p import Libp2pNetwork, join_swarm
 from echo_node.net.swarm_settings import SwarmSettings
 from echo_node.node import Node
+from echo_node.runs.dataset import FILE as DATA_FILE
 from echo_node.runs.engine_selection import select_engine
-from echo_node.runs.model_download import download_run
+from echo_node.runs.model_download import download_data, download_run
 from echo_node.runs.resolve import ResolvedRun, fetch_manifest, resolve_run
 from echo_node.runs.run import Run, read_model
 from echo_node.runs.spec import model_folder, open_run
@@ -231,7 +232,8 @@ class _Session:
                 )
         else:
             model = await trio.to_thread.run_sync(model_folder, options.model)
-        opening = partial(Run.open, manifest.sealed, model, require=options.require)
+            await download_data(network, manifest.message, folder, allowance=options.allowance)
+        opening = partial(Run.open, manifest.sealed, model, require=options.require, data=folder / DATA_FILE)
         run = await trio.to_thread.run_sync(opening)
         emit(
             "found",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, final
@@ -128,8 +128,14 @@ class Contract(ABC):
     version: ClassVar[str]
     low: ClassVar[float] = 0.0
     high: ClassVar[float] = 1.0
+    reads_rows: ClassVar[bool] = False
+    """Whether it makes its prompts of the rows of a run's data set, by `row_prompt`."""
 
-    def __init__(self, params: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, params: Mapping[str, object] | None = None, rows: Sequence[Mapping[str, str]] = ()
+    ) -> None:
+        self.rows = rows
+        """Rows of the run's data set that it may draw from: `problem` and `answer`."""
         reader = Params(f"{self.name} {self.version}", params or {})
         self.configure(reader)
         reader.finish()
@@ -148,6 +154,10 @@ class Contract(ABC):
         task with few problems sets some of them apart.
         """
         return self.prompt(key)
+
+    def row_prompt(self, row: Mapping[str, str]) -> Prompt:
+        """Return the prompt of a row of the data set; for contracts that read rows."""
+        raise NotImplementedError(f"{self.name} makes no prompts of rows, such as {row}")
 
     @abstractmethod
     def score(self, prompt: Prompt, completion: str) -> Score:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -93,14 +93,24 @@ def find_only(name: str) -> type[Contract]:
     return find(name, listed[0].version if listed else "of any version")
 
 
-def load(name: str, version: str, params: Mapping[str, object] | None = None) -> Contract:
-    """Return a configured contract."""
+def load(
+    name: str,
+    version: str,
+    params: Mapping[str, object] | None = None,
+    rows: Sequence[Mapping[str, str]] = (),
+) -> Contract:
+    """Return a configured contract; `rows` are those of the run's data set, if it has one."""
     found = find(name, version)
+    if rows and not found.reads_rows:
+        raise ContractError(
+            f"the contract {name} {version} reads no data set",
+            advice="leave the data out, or take another one",
+        )
     with (
         as_a_guest(name),
         boundary(ContractError, f"setting up the contract {name} {version}", advice=ADVICE),
     ):
-        return found(params)
+        return found(params, rows) if found.reads_rows else found(params)
 
 
 @contextmanager

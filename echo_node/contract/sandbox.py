@@ -27,7 +27,7 @@ import msgpack
 from echo_node.contract.api import Contract, Prompt, Score
 from echo_node.contract.jail import Layer
 from echo_node.contract.jail.serde import TEMPLATE, TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
-from echo_node.contract.jail.worker import Failed, JailWorker, WorkerLimits
+from echo_node.contract.jail.worker import DataFile, Failed, JailWorker, WorkerLimits
 from echo_node.contract.registry import is_built_in
 from echo_node.errors import ConfigError, ContractError, boundary
 from echo_node.runtime.ipc import PipeError
@@ -60,13 +60,15 @@ class Sandbox:
         require: Iterable[str] = (),
         folders: Iterable[Path] = (),
         wheel: bytes | None = None,
+        data: DataFile | None = None,
         _without: Iterable[str] = (),
     ) -> None:
         """Prepare the pool; processes start with the first call.
 
         `seconds` bounds one score and `memory_bytes` one process; `require` names layers without
         which nothing runs, as `jail.required` does; `folders` are searched for packages after the
-        usual places. `wheel` is the digest of the contract's package that a run pins.
+        usual places. `wheel` is the digest of the contract's package that a run pins, and `data`
+        its data set.
         """
         if workers < 1:
             raise ConfigError(f"a jail has at least one process, not {workers}")
@@ -82,6 +84,7 @@ class Sandbox:
             folders=tuple(folders),
             wheel=wheel,
             apart=name != TEMPLATE and not is_built_in(name, version),
+            data=data,
             off=frozenset(_without),
         )
         self._what = terms.contract

@@ -102,12 +102,12 @@ class SwarmDemo:
             verification=self._verification(),
             algorithm={"batch_groups": config.batch_groups, **config.algorithm},
         )
-        sealed = new_run(spec, trainer, nonce=self._bytes("nonce"))
-        opened = open_manifest(sealed)
+        made = new_run(spec, trainer, nonce=self._bytes("nonce"))
+        opened = open_manifest(made.sealed)
         for engine in self._engines():
             check_class(engine)
         self._run_id = opened.id
-        write_run(self._run, spec, sealed)
+        write_run(self._run, made)
 
     def _verification(self) -> VerificationTable:
         """Return the policy: a sequential trainer checks groups itself, to wait for no verdict.

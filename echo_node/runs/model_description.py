@@ -44,7 +44,7 @@ def describe_model(folder: Path, progress: Progress = no_progress, stop: Sequenc
         state = from_mapped(map_folder(folder))
         return Model(
             architecture=config["architectures"][0],
-            context=_number(config, *_CONTEXTS),
+            context=context_of(config),
             end_tokens=end_tokens(folder, config, stop),
             files=tuple(_file(folder / name) for name in MODEL_FILES if (folder / name).is_file()),
             layout=blob_id(encode(layout_of(state))),
@@ -73,6 +73,11 @@ def end_tokens(folder: Path, config: dict[str, Any], stop: Sequence[str] = ()) -
             f"{folder}: its end tokens are {limits.END_TOKENS} ids at most, not {sorted(map(str, found))}"
         )
     return tuple(sorted(found))
+
+
+def context_of(config: dict[str, Any]) -> int:
+    """Return the length of a model's context."""
+    return _number(config, *_CONTEXTS)
 
 
 def _number(config: dict[str, Any], *names: str) -> int:

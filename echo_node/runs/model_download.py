@@ -1,4 +1,4 @@
-"""Download a run from peers: the model's small files and the newest weights.
+"""Download a run from peers: data set, the model's small files, the newest weights.
 
 Every file is checked against the hash in the manifest, and the weights against the chain of
 signed heads, whose first state the manifest names. What has arrived is kept, so a second start
@@ -11,6 +11,7 @@ import itertools
 import logging
 import shutil
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -21,6 +22,7 @@ from echo_node.net.base import Network
 from echo_node.net.blobs.client import BlobClient
 from echo_node.net.blobs.providers import Want
 from echo_node.net.rate_limit import Throttle, UploadLimit
+from echo_node.runs.dataset import FILE as DATA_FILE
 from echo_node.runtime.resource_limits import EVERYTHING, ResourceLimits
 from echo_node.storage import files
 from echo_node.weights.flat_layout import FlatLayout
@@ -54,8 +56,11 @@ def is_downloaded(folder: Path, manifest: Manifest) -> bool:
 
 
 def _is_valid(folder: Path, file: ModelFile) -> bool:
-    path = folder / file.name
-    return path.is_file() and path.stat().st_size == file.size and blob_id(path.read_bytes()) == file.blob
+    return _is_blob(folder / file.name, file.blob, file.size)
+
+
+def _is_blob(path: Path, blob: bytes, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size and blob_id(path.read_bytes()) == blob
 
 
 async def download_run(
@@ -71,6 +76,7 @@ async def download_run(
 
     Retries until both are there.
     """
+    await download_data(network, manifest.message, folder, allowance=allowance, on_progress=on_progress)
     model = folder / "model"
     if is_downloaded(model, manifest.message):
         return model
@@ -84,6 +90,34 @@ async def download_run(
         lambda: _fetch_weights(network, manifest, folder, model, link, allowance, on_progress), on_progress
     )
     return model
+
+
+async def download_data(
+    network: Network,
+    manifest: Manifest,
+    folder: Path,
+    *,
+    allowance: ResourceLimits = EVERYTHING,
+    on_progress: ProgressCallback = lambda _now: None,
+) -> None:
+    """Download the run's data set, if it has one, into `folder`. Retries until it is there."""
+    path = folder / DATA_FILE
+    for each in manifest.data:
+        if await trio.to_thread.run_sync(_is_blob, path, each.blob, each.size):
+            continue
+        with boundary(ConfigError, f"making {folder}", advice="give another folder with --state"):
+            await trio.Path(folder).mkdir(parents=True, exist_ok=True)
+        _check_room(each.size, folder, allowance.disk)
+        want = Want(each.blob, size=each.size, most=each.size)
+        await _retry(partial(_fetch_to, network, manifest, path, want, allowance), on_progress)
+
+
+async def _fetch_to(
+    network: Network, manifest: Manifest, path: Path, want: Want, allowance: ResourceLimits
+) -> None:
+    blobs = BlobClient(network, downlink=Throttle(allowance.down))
+    found = await blobs.fetch([want], named=_providers(network, manifest), most=want.most)
+    await trio.to_thread.run_sync(_write, path, found[want.blob])
 
 
 async def _retry(work: Callable[[], object], on_progress: ProgressCallback) -> None:
@@ -107,13 +141,10 @@ def _providers(network: Network, manifest: Manifest) -> Collection[bytes]:
 
 
 async def _fetch_files(network: Network, manifest: Manifest, model: Path, allowance: ResourceLimits) -> None:
-    blobs = BlobClient(network, downlink=Throttle(allowance.down))
     for file in manifest.model.files:  # one by one: together they may be larger than the memory
-        if _is_valid(model, file):
-            continue
-        want = Want(file.blob, size=file.size, most=file.size)
-        found = await blobs.fetch([want], named=_providers(network, manifest), most=file.size)
-        await trio.to_thread.run_sync(_write, model / file.name, found[file.blob])
+        if not _is_valid(model, file):
+            want = Want(file.blob, size=file.size, most=file.size)
+            await _fetch_to(network, manifest, model / file.name, want, allowance)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -122,7 +122,7 @@ def _sealed(file: Path, author: Identity) -> Path:
     folder = _folder_of(file)
     if not (folder / MANIFEST).exists():
         spec = read_run_file(file)
-        write_run(folder, spec, new_run(spec, author))
+        write_run(folder, new_run(spec, author))
     return folder
 
 

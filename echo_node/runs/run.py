@@ -23,9 +23,10 @@ from echo_node.contract import (
     prompt_of,
     score_of,
 )
+from echo_node.contract.data_rows import Part, read_rows
 from echo_node.contract.jail import Layer
 from echo_node.contract.jail.required import REQUIRED
-from echo_node.contract.jail.worker import Failed
+from echo_node.contract.jail.worker import DataFile, Failed
 from echo_node.contract.package_digest import check_package, package_digest
 from echo_node.contract.registry import entry_of, is_built_in
 from echo_node.contract.sandbox import JailedContract, load_jailed, score_or_zero
@@ -35,7 +36,9 @@ from echo_node.models.folder import map_folder
 from echo_node.models.progress import Progress, no_progress
 from echo_node.net.blobs.blob_registry import InFile
 from echo_node.runs.algorithm import check_ranges
+from echo_node.runs.dataset import FILE as DATA_FILE
 from echo_node.runs.model_description import describe_model
+from echo_node.runs.thought_split import answer_of, opens_thought
 from echo_node.runs.tokenizer import Tokenizer
 from echo_node.weights.tensors import State, from_mapped
 from protocol import Identity, Manifest, Opened, Rules, blob_id, open_manifest, sampling, seal
@@ -43,9 +46,11 @@ from protocol.digest import ZERO, derive
 from protocol.manifest import (
     Algorithm,
     ContractPin,
+    DataSet,
     EngineTolerance,
     Sampling,
     Sync,
+    Template,
     Terms,
     Verification,
 )
@@ -59,15 +64,26 @@ class Run:
     folder: Path
     contract: Contract
     tokenizer: Tokenizer
+    data: Path | None = None
+    """File of the data set, if the run has one."""
 
     @classmethod
     def open(
-        cls, sealed: bytes, folder: Path, *, jailed: bool = True, require: Sequence[str] = REQUIRED
+        cls,
+        sealed: bytes,
+        folder: Path,
+        *,
+        jailed: bool = True,
+        require: Sequence[str] = REQUIRED,
+        data: Path | None = None,
+        part: Part = "train",
     ) -> Run:
         """Open a manifest, and check the model's small files in a folder against it.
 
         The contract runs in a sandbox, since completions are untrusted text; `jailed=False` is
         for its author. `require` names the layers of the jail without which it does not run.
+        `data` is the file of the run's data set, by default beside the folder; `part` is what
+        prompts are drawn from, held-out rows for evaluation alone.
         """
         manifest = open_manifest(sealed)
         message = manifest.message
@@ -78,22 +94,12 @@ class Run:
                     f"{path} is not the {file.name} that the manifest names",
                     advice="give the run's own model with --model",
                 )
-        named = message.contract
-        if named.wheel is None and not is_built_in(named.name, named.version):
-            entry_of(named.name, named.version)  # an error of its own where it is not installed
-            raise ContractError(
-                f"the run pins no package for {named.name} {named.version}, which is not built in here",
-                advice="its author can make the run anew: echo-node run new",
-            )
-        if jailed:
-            pinned = {"require": require, "wheel": named.wheel}
-            contract: Contract = load_jailed(named.name, named.version, named.params, **pinned)
-        else:
-            if named.wheel is not None:
-                check_package(named.name, named.version, named.wheel)
-            contract = load(named.name, named.version, named.params)
-        check_vectors(contract, message.contract.vectors)
-        return cls(manifest, folder, contract, Tokenizer.from_folder(folder))
+        data_file = _data_file(message, data or folder.parent / DATA_FILE, part)
+        contract = _load_contract(message, data_file, require if jailed else None)
+        if part == "train":
+            check_vectors(contract, message.contract.vectors)
+        place = data_file.path if data_file else None
+        return cls(manifest, folder, contract, Tokenizer.from_folder(folder), place)
 
     @property
     def id(self) -> bytes:
@@ -148,14 +154,16 @@ class Run:
             found = self.contract.sandbox.prompts(keys, held_out=held_out)
         else:
             found = [prompt_of(self.contract, key, held_out=held_out) for key in keys]
-        texts = iter(self.tokenizer.render_all([each.messages for each in found if each.chat]))
-        return [
-            (prompt, self.tokenizer.encode(next(texts) if prompt.chat else prompt.text)) for prompt in found
-        ]
+        texts = render_prompts(self.tokenizer, self.manifest.template, found)
+        return [(prompt, self.tokenizer.encode(text)) for prompt, text in zip(found, texts, strict=True)]
 
     def ids_of(self, prompt: Prompt) -> NDArray[np.int64]:
         """Return the token ids of a prompt."""
-        return self.tokenizer.encode(self.tokenizer.render(prompt.messages) if prompt.chat else prompt.text)
+        return self.tokenizer.encode(self.rendered(prompt))
+
+    def rendered(self, prompt: Prompt) -> str:
+        """Return the text that the model reads, by its chat template where the run says so."""
+        return render_prompts(self.tokenizer, self.manifest.template, [prompt])[0]
 
     def score(self, prompt: Prompt, ids: NDArray[np.int64]) -> Score:
         """Score a completion; the run's end token, if it is the last, is no part of the answer."""
@@ -167,7 +175,16 @@ class Run:
 
     def results(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score | Failed]:
         """Score completions, with failures as such: they may be this machine's fault."""
-        texts = [(prompt, self.tokenizer.decode(ids, self.limits.end_tokens)) for ids in completions]
+        texts = [self.tokenizer.decode(ids, self.limits.end_tokens) for ids in completions]
+        if not self.manifest.template.thinking:
+            return self._scored([(prompt, text) for text in texts])
+        opened = opens_thought(self.rendered(prompt))
+        answers = [answer_of(text, opened=opened) for text in texts]
+        scored = iter(self._scored([(prompt, answer) for answer in answers if answer is not None]))
+        truncated = Score(self.contract.low, "truncated: the thought has no end")
+        return [truncated if answer is None else next(scored) for answer in answers]
+
+    def _scored(self, texts: list[tuple[Prompt, str]]) -> list[Score | Failed]:
         if isinstance(self.contract, JailedContract):
             return self.contract.sandbox.scores(texts)
         return [score_of(self.contract, prompt, text) for prompt, text in texts]
@@ -179,8 +196,20 @@ class Run:
         return self.results(prompt, completions)
 
     def files(self) -> dict[bytes, InFile]:
-        """Return the model's small files by their hashes, to serve to newcomers."""
-        return {file.blob: InFile(self.folder / file.name, file.size) for file in self.manifest.model.files}
+        """Return the model's small files and the data set by hash, to serve to newcomers."""
+        found = {file.blob: InFile(self.folder / file.name, file.size) for file in self.manifest.model.files}
+        if self.data:
+            found |= {each.blob: InFile(self.data, each.size) for each in self.manifest.data}
+        return found
+
+    def for_evaluation(self) -> Run:
+        """Return the run with prompts of its held-out rows; without a data set, itself."""
+        if not any(each.held_out for each in self.manifest.data):
+            return self
+        jailed = isinstance(self.contract, JailedContract)
+        return Run.open(
+            self.sealed_manifest.sealed, self.folder, jailed=jailed, data=self.data, part="held-out"
+        )
 
     def jail(self) -> list[Layer]:
         """Return the layers of the contract's jail; none if it is not jailed."""
@@ -191,6 +220,52 @@ class Run:
         if isinstance(self.contract, JailedContract):
             self.contract.close()
         self.tokenizer.close()
+
+
+def render_prompts(tokenizer: Tokenizer, template: Template, prompts: Sequence[Prompt]) -> list[str]:
+    """Return the texts of prompts as the model reads them."""
+    chats = [_messages(template, each) for each in prompts if template.chat or each.chat]
+    own = {"self", "conversations", "messages", "add_generation_prompt"}
+    variables = {name: value for name, value in template.variables.items() if name not in own}
+    texts = iter(tokenizer.render_all(chats, **variables))
+    return [next(texts) if template.chat or each.chat else each.text for each in prompts]
+
+
+def _messages(template: Template, prompt: Prompt) -> list[dict[str, str]]:
+    if not template.system:
+        return prompt.messages
+    return [{"role": "system", "content": template.system}, *prompt.messages[1 if prompt.system else 0 :]]
+
+
+def _data_file(message: Manifest, path: Path, part: Part) -> DataFile | None:
+    """Return the file of a run's data set; refuse one of another hash."""
+    if not message.data:
+        return None
+    wanted = message.data[0]
+    if not path.is_file() or path.stat().st_size != wanted.size or blob_id(path.read_bytes()) != wanted.blob:
+        raise ConfigError(
+            f"{path} is not the data set that the manifest names",
+            advice="join by the run's link, which fetches it, or give the run's own folder",
+        )
+    return DataFile(path, wanted.rows, wanted.held_out, part)
+
+
+def _load_contract(message: Manifest, data: DataFile | None, require: Sequence[str] | None) -> Contract:
+    """Load the contract, in a jail with these layers or, for its author, in this process."""
+    named = message.contract
+    if named.wheel is None and not is_built_in(named.name, named.version):
+        entry_of(named.name, named.version)  # an error of its own where it is not installed
+        raise ContractError(
+            f"the run pins no package for {named.name} {named.version}, which is not built in here",
+            advice="its author can make the run anew: echo-node run new",
+        )
+    if require is not None:
+        pinned = {"require": require, "wheel": named.wheel, "data": data}
+        return load_jailed(named.name, named.version, named.params, **pinned)
+    if named.wheel is not None:
+        check_package(named.name, named.version, named.wheel)
+    rows = read_rows(data.path, data.rows, data.held_out, data.part) if data else ()
+    return load(named.name, named.version, named.params, rows)
 
 
 def _tolerance(
@@ -221,6 +296,8 @@ of 39,000 and 8.3e-5 of 10,000.
 """
 
 
+PLAIN: Final = Template(chat=False, system="", thinking=False, variables={})
+"""Prompts as the contract writes them, unless it asks for the chat template itself."""
 NOBODY_CHECKS: Final = Verification(policy="self", quorum=1, share=0.0)
 
 
@@ -249,6 +326,8 @@ def draft(
     lease_ms: int = 60_000,
     seeds: Sequence[str] = (),
     nonce: bytes,
+    data: DataSet | None = None,
+    template: Template = PLAIN,
     progress: Progress = no_progress,
     pure: bool = False,
 ) -> bytes:
@@ -267,6 +346,7 @@ def draft(
             version=contract.version,
             wheel=package_digest(contract.name, contract.version),
         ),
+        data=(data,) if data else (),
         engines=tuple(engines),
         model=describe_model(folder, progress, stop),
         name=name,
@@ -274,6 +354,7 @@ def draft(
         sampling=sampling_,
         seeds=tuple(seeds),
         sync=sync,
+        template=template,
         terms=Terms(
             tuple(sorted(set(electors) or usual_electors(trainers, verifiers))), heartbeat_ms, lease_ms
         ),

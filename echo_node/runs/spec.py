@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import logging
 import secrets
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from echo_node.config import load_config, write_resolved
-from echo_node.contract import load
 from echo_node.contract.jail.required import REQUIRED
 from echo_node.contract.registry import as_a_guest
 from echo_node.errors import ConfigError, StoreError, boundary, looking_at
@@ -26,8 +27,11 @@ from echo_node.models import embedded
 from echo_node.models.model_source import open_model
 from echo_node.models.progress import Progress, no_progress
 from echo_node.net.discovery.seeds import parse_seeds
+from echo_node.runs.dataset import FILE as DATA_FILE
+from echo_node.runs.dataset import DataTable
 from echo_node.runs.model_download import is_downloaded
 from echo_node.runs.model_support import check_model, fitting_engines
+from echo_node.runs.prompt_preparation import EMBEDDED, prepare_prompts, template_of
 from echo_node.runs.run import ENGINES, Run, draft
 from echo_node.runs.validation import check_learnable
 from protocol import (
@@ -45,7 +49,6 @@ log = logging.getLogger(__name__)
 
 MANIFEST: Final = "manifest"
 RUN_FILE: Final = "run.toml"
-EMBEDDED: Final = "embedded"
 OWN_SHARE: Final = 0.1
 """Least part of the groups of proven samplers that a trainer checks itself, by default."""
 _STRICT: Final = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
@@ -58,11 +61,28 @@ class SamplingTable(BaseModel):
     model_config = _STRICT
 
     group_size: int = Field(default=8, ge=2, le=limits.COMPLETIONS)
-    max_prompt: int = Field(default=7, ge=1, le=limits.TOKENS)
-    max_tokens: int = Field(default=6, ge=1, le=limits.TOKENS)
+    max_prompt: int | None = Field(default=None, ge=1, le=limits.TOKENS)
+    """Most tokens of a prompt; measured from the data or the contract if left out."""
+    max_tokens: int | None = Field(default=None, ge=1, le=limits.TOKENS)
+    """Most tokens of a completion; by the answers of the data if left out."""
     temperature: float = Field(default=1.0, ge=0.01, le=100.0)
     stop: list[str] = Field(default_factory=list, max_length=limits.END_TOKENS)
     """Texts that end a completion as the end token does; each is one token of the model."""
+
+
+class TemplateTable(BaseModel):
+    """Values for the model's chat template."""
+
+    model_config = _STRICT
+
+    system: str = ""
+    """System message; the contract's own if empty."""
+    thinking: bool = False
+    """Score only what follows `</think>`; a thought without end scores as truncated."""
+    variables: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the template, such as `enable_thinking = false`."""
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    """Tools that the template describes to the model, as JSON schemas."""
 
 
 class SyncTable(BaseModel):
@@ -136,8 +156,13 @@ class RunSpec(BaseModel):
     seeds: list[str] = Field(default_factory=list, max_length=limits.ADDRESSES)
     engines: list[str] = Field(default_factory=list)
     """Engine classes that may sample; all with a known tolerance if empty."""
+    chat: bool = False
+    """Whether prompts go through the model's chat template."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the contract."""
+    data: DataTable | None = None
+    """Data set of the run; contracts such as math draw its rows."""
+    template: TemplateTable = TemplateTable()
     sampling: SamplingTable = SamplingTable()
     sync: SyncTable = SyncTable()
     verification: VerificationTable = VerificationTable()
@@ -149,6 +174,15 @@ def read_run_file(file: Path, changes: Sequence[str] = ()) -> RunSpec:
     return load_config(RunSpec, file, changes)
 
 
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A sealed run: manifest, data set, and the spec with every limit filled in."""
+
+    sealed: bytes
+    data: bytes | None
+    spec: RunSpec
+
+
 def new_run(
     spec: RunSpec,
     author: Identity,
@@ -157,7 +191,7 @@ def new_run(
     progress: Progress = no_progress,
     note: Callable[[str], None] = log.info,
     pure: bool = False,
-) -> bytes:
+) -> NewRun:
     """Seal the manifest of a run, after checking that it can learn.
 
     `progress` is told how far reading the model is; `note` gets lines for the operator;
@@ -169,26 +203,25 @@ def new_run(
             f"contract: {spec.contract!r} is no name with a version",
             advice="write both, such as digits-reverse@1: echo-node contract list",
         )
-    contract = load(name, version, spec.params)
-    sync = Sync(
-        async_from=spec.sync.async_from if spec.sync.mode == "async" else None,
-        head_every=spec.sync.head_every,
-        in_flight=spec.sync.in_flight,
-        staleness=spec.sync.staleness if spec.sync.mode == "async" else 0,
-    )
+    nonce = nonce or secrets.token_bytes(32)
     folder = model_folder(spec.model, progress, note)
-    longest = spec.sampling.max_prompt + spec.sampling.max_tokens
-    check_model(folder, longest)
     with as_a_guest(name):
+        found = prepare_prompts(spec, name, version, folder, nonce, progress, note)
+        sampling = spec.sampling.model_copy(
+            update={"max_prompt": found.max_prompt, "max_tokens": found.max_tokens}
+        )
+        spec = spec.model_copy(update={"sampling": sampling})
+        longest = found.max_prompt + found.max_tokens
+        check_model(folder, longest)
         sealed = draft(
             name=spec.name,
             folder=folder,
-            contract=contract,
+            contract=found.contract,
             params=spec.params,
             algorithm=spec.algorithm,
-            sampling_=Sampling(**spec.sampling.model_dump(exclude={"stop"})),
-            stop=spec.sampling.stop,
-            sync=sync,
+            sampling_=Sampling(**sampling.model_dump(exclude={"stop"})),
+            stop=sampling.stop,
+            sync=_sync(spec.sync),
             author=author,
             trainers=[_key(each, "trainers") for each in spec.trainers],
             verifiers=[_key(each, "verifiers") for each in spec.verifiers],
@@ -200,15 +233,20 @@ def new_run(
             heartbeat_ms=spec.terms.heartbeat_ms,
             lease_ms=spec.terms.lease_ms,
             seeds=[seed.text for seed in parse_seeds(spec.seeds)],
-            nonce=nonce or secrets.token_bytes(32),
+            nonce=nonce,
+            data=found.described,
+            template=template_of(spec),
             progress=progress,
             pure=pure,
         )
-        check_learnable(Run.open(sealed, folder, jailed=False))
-    return sealed
+        with tempfile.TemporaryDirectory(prefix="echo-run-") as place:
+            file = Path(place, DATA_FILE)
+            file.write_bytes(found.data or b"")
+            check_learnable(Run.open(sealed, folder, jailed=False, data=file))
+    return NewRun(sealed, found.data, spec)
 
 
-def write_run(folder: Path, spec: RunSpec, sealed: bytes) -> None:
+def write_run(folder: Path, made: NewRun) -> None:
     """Write the folder of a run; an existing one is not overwritten."""
     with boundary(ConfigError, f"writing {folder}", advice="--out takes a folder that can be written to"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -217,15 +255,33 @@ def write_run(folder: Path, spec: RunSpec, sealed: bytes) -> None:
     with boundary(
         StoreError, f"writing {folder}", advice="make room on that disk, or give another folder with --out"
     ):
-        model = Path(spec.model).expanduser()
-        absolute = str(model.resolve()) if model.exists() else spec.model
-        write_resolved(spec.model_copy(update={"model": absolute}), folder / RUN_FILE)
+        spec = made.spec.model_copy(update={"model": _absolute(made.spec.model)})
+        if spec.data:
+            source = spec.data.model_copy(update={"source": _absolute(spec.data.source)})
+            spec = spec.model_copy(update={"data": source})
+        write_resolved(spec, folder / RUN_FILE)
+        if made.data is not None:
+            (folder / DATA_FILE).write_bytes(made.data)
         new_file = folder / f"{MANIFEST}.new"
         try:
-            new_file.write_bytes(sealed)
+            new_file.write_bytes(made.sealed)
             new_file.replace(folder / MANIFEST)  # last: a folder with a manifest is complete
         finally:
             new_file.unlink(missing_ok=True)
+
+
+def _absolute(named: str) -> str:
+    path = Path(named).expanduser()
+    return str(path.resolve()) if path.exists() else named
+
+
+def _sync(table: SyncTable) -> Sync:
+    return Sync(
+        async_from=table.async_from if table.mode == "async" else None,
+        head_every=table.head_every,
+        in_flight=table.in_flight,
+        staleness=table.staleness if table.mode == "async" else 0,
+    )
 
 
 def read_manifest(named: Path) -> Opened[Manifest]:
@@ -255,11 +311,12 @@ def open_run(named: Path, model: str | None = None, *, require: Sequence[str] = 
     `require` names the layers without which its contract does not run.
     """
     manifest = read_manifest(named)
+    data = (named if named.is_dir() else named.parent) / DATA_FILE
     if model is None and (named / RUN_FILE).is_file():
         model = read_run_file(named / RUN_FILE).model
     elif model is None and is_downloaded(named / "model", manifest.message):
-        return Run.open(manifest.sealed, named / "model", require=require)
-    return Run.open(manifest.sealed, model_folder(model or EMBEDDED), require=require)
+        return Run.open(manifest.sealed, named / "model", require=require, data=data)
+    return Run.open(manifest.sealed, model_folder(model or EMBEDDED), require=require, data=data)
 
 
 def model_folder(

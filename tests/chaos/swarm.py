@@ -241,7 +241,7 @@ class Swarm:
             verifiers=[each.peer_id for each in self.of_role("verifier")],
             **RUN,
         )
-        write_run(self.run, told, new_run(told, author))
+        write_run(self.run, new_run(told, author))
 
     async def keep(self, member: Member) -> None:
         """Start a node whenever it is wanted and does not run, until cancelled."""

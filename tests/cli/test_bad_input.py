@@ -519,9 +519,9 @@ def template(tmp_path_factory):
     with state_dir.opened(folder / "state"):
         pass
     told = RunSpec(name="a test", trainers=[me.peer_id], verifiers=[me.peer_id], engines=["torch/f32"])
-    write_run(folder / "run", told, new_run(told, me))
+    write_run(folder / "run", new_run(told, me))
     theirs = RunSpec(name="others' test", trainers=[STRANGER.peer_id])
-    write_run(folder / "theirs", theirs, new_run(theirs, STRANGER))
+    write_run(folder / "theirs", new_run(theirs, STRANGER))
     (folder / "run.toml").write_text(f'name = "a test"\ntrainers = ["{me.peer_id}"]\n')
     return folder, open_manifest((folder / "run" / "manifest").read_bytes()).id.hex()
 

@@ -28,7 +28,7 @@ TRAINER = Identity(b"t" * 32)
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "digits"
     told = RunSpec(name="a test", trainers=[TRAINER.peer_id], engines=["torch/f32"])
-    write_run(folder, told, new_run(told, TRAINER))
+    write_run(folder, new_run(told, TRAINER))
     return folder
 
 

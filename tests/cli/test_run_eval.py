@@ -49,7 +49,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluating")
     trainer = prepared(folder / "state").identity()
     told = RunSpec(name="a test", trainers=[trainer.peer_id])
-    write_run(folder / "run", told, new_run(told, trainer))
+    write_run(folder / "run", new_run(told, trainer))
     run = open_run(folder / "run")
     state = read_model(embedded.folder())
     with opened(folder / "state") as held:

@@ -20,7 +20,7 @@ TRAINER = Identity(b"t" * 32)
 def sampler(tmp_path):
     """A sampler of a run that nobody leads, with these words more."""
     told = RunSpec(name="a test", trainers=[TRAINER.peer_id], engines=["torch/f32"])
-    write_run(tmp_path / "run", told, new_run(told, TRAINER))
+    write_run(tmp_path / "run", new_run(told, TRAINER))
     started = []
 
     def start(*words):

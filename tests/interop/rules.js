@@ -68,7 +68,7 @@ function neverFalls(spans, length) {
   return true
 }
 
-function manifest({ engines, model, sampling, terms, trainers, verification, verifiers }) {
+function manifest({ data, engines, model, sampling, terms, trainers, verification, verifiers }) {
   hold(ascends(model.files.map((file) => file.name)), 'model files out of order')
   hold(ascends(engines.map((tolerance) => tolerance.engine)), 'engine classes out of order')
   hold(model.end_tokens.every((token) => token < model.vocab_size), 'an end token outside the vocabulary')
@@ -78,6 +78,7 @@ function manifest({ engines, model, sampling, terms, trainers, verification, ver
   hold(terms.electors.every((elector) => voters.has(toHex(elector))), 'an elector from outside')
   hold(verification.policy !== 'quorum' || verification.quorum <= verifiers.length, 'a quorum of more verifiers than there are')
   hold(terms.lease_ms >= 2 * terms.heartbeat_ms, 'a lease of less than two heartbeats')
+  hold(data.every((set) => set.held_out < set.rows), 'a data set that is held out whole')
   hold(sampling.max_prompt + sampling.max_tokens <= model.context, 'more tokens than the context holds')
 }
 

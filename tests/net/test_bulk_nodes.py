@@ -203,7 +203,7 @@ async def read_when_served(asker, peer, file):
 
 async def test_a_node_that_a_person_started_serves_at_its_bulk_port(tmp_path):
     spec = RunSpec(name="a test", trainers=[LEADER.peer_id], engines=["torch/f32"])
-    write_run(tmp_path / "run", spec, new_run(spec, LEADER))
+    write_run(tmp_path / "run", new_run(spec, LEADER))
     command = [sys.executable, "-m", "echo_node", "join", "--role", "sampler", str(tmp_path / "run")]
     places = ("--json", "--state", str(tmp_path / "state"), "--listen", LOOPBACK, "--threads", "1")
     with started([*command, *places]) as process:

@@ -113,6 +113,9 @@ CONTRADICTIONS: dict[str, Any] = {
     "electors out of order": _in(MANIFEST, "terms", electors=MANIFEST.terms.electors[::-1]),
     "a quorum of more verifiers than there are": _in(MANIFEST, "verification", policy="quorum", quorum=2),
     "a lease of less than two heartbeats": _in(MANIFEST, "terms", lease_ms=29_999),
+    "a data set that is held out whole": _in(
+        MANIFEST, "", data=(dataclasses.replace(MANIFEST.data[0], held_out=1_000),)
+    ),
     "more tokens than the context holds": _in(MANIFEST, "sampling", max_prompt=3841),
     # join, receipt
     "members out of order": dataclasses.replace(ROSTER, members=ROSTER.members[::-1]),

@@ -64,11 +64,13 @@ from protocol.manifest import (
     Algorithm,
     ContractPin,
     ContractVector,
+    DataSet,
     EngineTolerance,
     Model,
     ModelFile,
     Sampling,
     Sync,
+    Template,
     Terms,
     Verification,
 )
@@ -109,6 +111,7 @@ MANIFEST = Manifest(
         version="1.0.0",
         wheel=None,
     ),
+    data=(DataSet(blob=name("gsm.jsonl"), held_out=97, rows=1_000, size=412_345),),
     engines=(
         EngineTolerance(
             d_mean=7e-5,
@@ -146,6 +149,7 @@ MANIFEST = Manifest(
     sampling=Sampling(group_size=8, max_prompt=512, max_tokens=256, temperature=1.0),
     seeds=("/dns4/seed.example/tcp/4001/p2p/" + STRANGER.peer_id,),
     sync=Sync(async_from=0, head_every=1, in_flight=False, staleness=4),
+    template=Template(chat=True, system="Think first.", thinking=True, variables={"enable_thinking": True}),
     terms=Terms(
         electors=tuple(sorted((TRAINER.public, STANDBY.public, VERIFIER.public))),
         heartbeat_ms=15_000,

@@ -53,7 +53,7 @@ def spell(path: tuple[Any, ...]) -> str:
 
 def ignorable(path: tuple[Any, ...]) -> bool:
     """Whether a place lies within a map of free content, where nothing is wrong."""
-    free = {"ext", "params"}
+    free = {"ext", "params", "variables"}
     return any(part in free for part in path[:-1])
 
 
@@ -80,7 +80,7 @@ def structural(message: object) -> Iterator[Mutation]:
                 _pack(changed(tree, path, lambda _, stranger=stranger: stranger)),
                 "wrong-type",
             )
-        if isinstance(value, dict) and path[-1:] not in {("ext",), ("params",)}:
+        if isinstance(value, dict) and path[-1:] not in {("ext",), ("params",), ("variables",)}:
             more = changed(tree, path, lambda was: {**was, "zzz": None})
             yield Mutation(f"unknown field in {where}", _pack(more), "unknown-field")
             for key in value:

@@ -212,6 +212,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
         {item["name"]: item for item in model["files"]}.values(), key=lambda item: item["name"]
     )
     model["vocab_size"] = draw(st.integers(model["end_tokens"][-1] + 1, 1 << 24))
+    for each in told["data"]:
+        each["held_out"] = draw(st.integers(0, each["rows"] - 1))
     model["context"] = told["sampling"]["max_prompt"] + told["sampling"]["max_tokens"]
     loaded: Manifest = wire.of(Manifest).load(told)
     return loaded

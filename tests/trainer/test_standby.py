@@ -307,7 +307,7 @@ async def test_the_second_of_two_trainers_alone_leads_when_the_first_is_gone_and
         trainers=[TRAINER.peer_id, HEIR.peer_id],
         terms=TermsTable(heartbeat_ms=100, lease_ms=300),
     )
-    run = Run.open(new_run(spec, TRAINER), open_run().folder, jailed=False)
+    run = Run.open(new_run(spec, TRAINER).sealed, open_run().folder, jailed=False)
     async with (
         MemorySwarm() as swarm,
         trainer(swarm.join, HEIR, tmp_path / "heir", run) as (heir, after),

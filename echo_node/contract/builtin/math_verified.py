@@ -8,6 +8,7 @@ set, so it works in any thread; time is bounded by what may be asked of sympy.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -26,13 +27,14 @@ _AROUND: Final = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 class Math(Contract):
     """Mathematical problems with exact answers.
 
-    Parameters: `data`, the name of a file of JSON lines in the data folder (default: a sample), and
-    `blake3`, its hash; `way`, where the answer stands (default boxed); `chat`, whether the model's
-    chat template is used.
+    Problems are the rows of the run's data set. Without one, `data` is the name of a file of JSON
+    lines in the data folder (default: a sample), and `blake3` its hash. Other parameters: `way`,
+    where the answer stands (default boxed); `chat`, whether the model's chat template is used.
     """
 
     name = "math"
     version = "1"
+    reads_rows = True
 
     def configure(self, params: Params) -> None:
         data = params.text("data", default=SAMPLE, longest=100)
@@ -40,14 +42,21 @@ class Math(Contract):
         self.way = params.choice("way", *extraction.WAYS, default="boxed")
         self.chat = params.flag("chat", default=False)
         self._parser, self._grader = _library()
-        self.problems = read_problems(data, pinned)
+        if self.rows and (data, pinned) != (SAMPLE, SAMPLE_HASH):
+            raise ContractError("math: the run has a data set, so that the parameter `data` names another")
+        self.problems = [] if self.rows else read_problems(data, pinned)
 
     def prompt(self, key: bytes) -> Prompt:
+        if self.rows:
+            return self.row_prompt(random_from(key).choice(self.rows))
         problem = random_from(key).choice(self.problems)
-        asking, data = extraction.asking(self.way), {"answer": problem.answer}
+        return self.row_prompt({"problem": problem.text, "answer": problem.answer})
+
+    def row_prompt(self, row: Mapping[str, str]) -> Prompt:
+        asking, data = extraction.asking(self.way), {"answer": row["answer"]}
         if self.chat:
-            return Prompt(problem.text, data, system=asking, chat=True)
-        return Prompt(f"{problem.text}\n{asking}\n", data)
+            return Prompt(row["problem"], data, system=asking, chat=True)
+        return Prompt(f"{row['problem']}\n{asking}\n", data)
 
     def score(self, prompt: Prompt, completion: str) -> Score:
         answer = extraction.extract(completion, self.way)

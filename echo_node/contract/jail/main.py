@@ -12,12 +12,13 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from echo_node.contract.api import Contract, prompt_of, score_of
+from echo_node.contract.data_rows import read_rows
 from echo_node.contract.jail.child import answer_in_child
 from echo_node.contract.jail.enclosure import Bounds, Enclosure, TooLargeError, code_paths
 from echo_node.contract.jail.process import MAX_MESSAGE_BYTES, OUT_OF_MEMORY
@@ -86,6 +87,7 @@ def set_up(
     child.
     """
     name, version, memory_bytes = start["name"], start["version"], start["memory_bytes"]
+    rows = _read_data(start["data"])
     bounds = Bounds(parent, memory_bytes, start["cpu_seconds"], frozenset(start["off"]))
     enclosure = Enclosure(bounds)
     folders = [Path(folder) for folder in start["folders"]]
@@ -102,7 +104,7 @@ def set_up(
     sys.path.extend(start["folders"])
     if start["wheel"] is not None:
         check_package(name, version, start["wheel"])
-    task = _template(start["params"]) if name == TEMPLATE else load(name, version, start["params"])
+    task = _template(start["params"]) if name == TEMPLATE else load(name, version, start["params"], rows)
     try:
         threaded = enclosure.limit()
     except TooLargeError as error:
@@ -116,6 +118,14 @@ def _template(params: Mapping[str, str]) -> ChatTemplate:
     from echo_node.contract.jail.chat_template import ChatTemplate  # noqa: PLC0415
 
     return ChatTemplate(params["template"])
+
+
+def _read_data(data: list[Any] | None) -> Sequence[Mapping[str, str]]:
+    """Read the rows that the node names, before this process loses its sight of files."""
+    if data is None:
+        return ()
+    path, rows, held_out, part = data
+    return read_rows(Path(path), rows, held_out, part)
 
 
 def _hand_over(control: socket.socket, listener: int) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from echo_node.contract.data_rows import Part
 from echo_node.contract.jail import Layer
 from echo_node.contract.jail.process import JailedProcess, cause_of
 from echo_node.errors import ContractError, one_line
@@ -42,6 +43,19 @@ class Failed:
         object.__setattr__(self, "reason", one_line(self.reason))
 
 
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """File of a run's data set, and which part of it a contract may read."""
+
+    path: Path
+    rows: int
+    held_out: int
+    part: Part = "train"
+
+    def packed(self) -> list[Any]:
+        return [str(self.path.resolve()), self.rows, self.held_out, self.part]
+
+
 @dataclass(frozen=True)
 class WorkerLimits:
     """Which contract runs in a jail, and with which limits."""
@@ -59,6 +73,7 @@ class WorkerLimits:
     """Whether each item is answered by a process that has seen no other."""
     wheel: bytes | None = None
     """Digest that the contract's package must have; None for any."""
+    data: DataFile | None = None
     off: frozenset[str] = frozenset()
 
     @property
@@ -219,6 +234,7 @@ class JailWorker:
             "name": terms.name,
             "version": terms.version,
             "params": terms.params,
+            "data": terms.data.packed() if terms.data else None,
             "memory_bytes": terms.memory_bytes,
             "cpu_seconds": terms.cpu_seconds,
             "require": list(terms.require),
