@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from echo_node.contract import available
+from echo_node.contract.jail.required import ADVICE_NO_LAYER, REQUIRED
 from echo_node.contract.sandbox import layers
 from echo_node.doctor.finding import Finding, lacking, well, wrong
 from echo_node.engine.engine_classes import kinds
@@ -42,11 +43,24 @@ def _jail() -> list[Finding]:
     except EchoError as error:
         fix = error.advice or "contracts of others do not run here: use a Linux with namespaces and seccomp"
         return [wrong("jail", "contracts", error.what, fix)]
+    holds = {layer.name for layer in found if layer.active}
     return [
-        well("jail", layer.name, "active")
-        if layer.active
-        else lacking("jail", layer.name, layer.why_not, _LOOSER)
-        for layer in found
+        *(
+            well("jail", layer.name, "active")
+            if layer.active
+            else lacking("jail", layer.name, layer.why_not, _LOOSER)
+            for layer in found
+        ),
+        *(
+            wrong(
+                "jail",
+                wanted.replace("|", " or "),
+                "contracts of runs do not run without it",
+                ADVICE_NO_LAYER,
+            )
+            for wanted in REQUIRED
+            if holds.isdisjoint(wanted.split("|"))
+        ),
     ]
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from echo_node.contract import Prompt, load, prompt_of, score_of
 from echo_node.contract.builtin import plain_latex, problems
+from echo_node.contract.sandbox import Sandbox
 from echo_node.errors import ContractError
 
 KEYS = [n.to_bytes(32) for n in range(400)]
@@ -168,3 +169,15 @@ def test_the_shipped_sample_is_the_one_that_is_pinned():
     data = (Path(problems.__file__).parent / problems.SAMPLE).read_bytes()
     assert blake3(data).hexdigest() == problems.SAMPLE_HASH
     assert all(json.loads(line) for line in data.splitlines())
+
+
+def test_a_jail_finds_the_file_that_a_run_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    place = problems.folder()
+    place.mkdir(parents=True)
+    data = b'{"problem": "What is 1 + 1?", "answer": "2"}\n'
+    (place / "own.jsonl").write_bytes(data)
+    params = {"data": "own.jsonl", "blake3": blake3(data).hexdigest()}
+    with Sandbox("math", "1", params) as sandbox:
+        [prompt] = sandbox.prompts([bytes(32)])
+        assert "1 + 1" in prompt.text

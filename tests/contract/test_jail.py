@@ -351,6 +351,79 @@ def test_a_call_of_another_machine_costs_one_score(jail):
     assert "SIGSYS" in run(jail(), text).reason
 
 
+ALL_CALLS = """
+import ctypes, errno
+call = ctypes.CDLL(None, use_errno=True).syscall
+call.restype = ctypes.c_long
+made = []
+for name, number in {calls}:
+    ctypes.set_errno(0)
+    result = call(ctypes.c_long(number), *[ctypes.c_long(argument) for argument in {arguments}])
+    if result != -1 or ctypes.get_errno() != errno.EPERM:
+        made.append((name, result, ctypes.get_errno()))
+told = made
+"""
+
+
+@on_linux
+@pytest.mark.skipif(platform.machine() not in MACHINES, reason="no numbers are known for this machine")
+@pytest.mark.parametrize("arguments", [(0, 0, 0, 0, 0, 0), (1, 1, 1, 1, 1, 1), (-1, -1, -1, -1, -1, -1)])
+def test_this_kernel_refuses_every_call_that_reaches_out(jail, arguments):
+    own = MACHINES[platform.machine()]
+    calls = [(name, numbers[own]) for name, numbers in REFUSED.items() if numbers[own] is not None]
+    made = run(jail(), ALL_CALLS.format(calls=calls, arguments=arguments))
+    assert made == Score(0.5, "[]")
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import os\ntold = os.open(os.__file__, os.O_RDWR)", "not permitted"),
+        ("import os\ntold = os.open('/tmp', os.O_TMPFILE | os.O_RDWR)", "not permitted"),
+        ("import fcntl, os\nfcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_EX)", "not permitted"),
+        ("import fcntl, os\nfcntl.lockf(os.open(os.__file__, 0), fcntl.LOCK_SH)", "not permitted"),
+        (
+            "import threading\n[threading.Thread(target=threading.Event().wait, daemon=True).start() for _ in range(999)]",
+            "",
+        ),
+        ("import os\nkept = [os.open(os.__file__, 0) for _ in range(99)]", "Too many open files"),
+        ("import mmap\nmmap.mmap(-1, 4096)", "not permitted"),
+        (
+            "import multiprocessing.shared_memory as m\nm.SharedMemory(create=True, size=9)",
+            "Permission|not permitted",
+        ),
+        ("told = open('/proc/self/environ').read()", "Permission denied"),
+        ("told = open('/proc/self/mem', 'rb').read(1)", "Permission denied"),
+        ("told = open('/sys/class/net/lo/address').read()", "Permission denied"),
+        ("import os\nos.kill(os.getppid(), 9)", "not permitted"),
+        ("import os\nos.nice(1)", "not permitted"),
+        ("import os\nos.setsid()", "not permitted"),
+        ("import os\ntold = os.waitpid(-1, 0)", "not permitted"),
+    ],
+)
+def test_what_a_text_reaches_for_is_refused(jail, text, why):
+    result = run(jail(), text)
+    if why:
+        assert isinstance(result, Failed)
+        with pytest.raises(ContractError, match=why):
+            raise ContractError(result.reason)
+    assert run(jail(), "told = 'fine'") == Score(0.5, "fine")
+
+
+@on_linux
+def test_a_child_holds_no_descriptor_but_its_own_pipe(jail):
+    text = (
+        "import os, stat\nkinds = {}\n"
+        "for n in range(64):\n"
+        " try: kinds[n] = stat.S_IFMT(os.fstat(n).st_mode)\n"
+        " except OSError: pass\n"
+        "told = [sum(kind == wanted for kind in kinds.values()) for wanted in "
+        "(stat.S_IFCHR, stat.S_IFIFO, stat.S_IFSOCK)] + [len(kinds)]"
+    )
+    assert run(jail(), text) == Score(0.5, "[3, 1, 0, 4]")  # /dev/null three times, and its pipe
+
+
 def test_the_profile_of_macos_quotes_its_paths(tmp_path):
     odd = tmp_path / 'a "quoted" folder'
     rules = macos.profile([odd])

@@ -87,6 +87,16 @@ def test_the_person_may_go_round_it_and_still_gets_every_layer_that_holds(join):
     assert {"seccomp", "limits", "no-new-privileges"} <= set(event["active"])
 
 
+def test_the_doctor_finds_it_wrong(run, tmp_path):  # noqa: ARG001 -- skipped where a layer is missing
+    older = (sys.executable, "-m", "tests.contract.older_kernel", f"{LANDLOCK},{UNSHARE}")
+    doctor = (sys.executable, "-m", "echo_node", "doctor", "--json", "--state", str(tmp_path / "none"))
+    done = subprocess.run([*older, *doctor], capture_output=True, text=True, timeout=100, check=False)
+    points = [json.loads(line) for line in done.stdout.splitlines()]
+    [found] = [point for point in points if point["what"] == "landlock or namespaces"]
+    assert found["fine"] is False
+    assert done.returncode == 1
+
+
 @pytest.mark.parametrize(
     ("active", "lacks"),
     [

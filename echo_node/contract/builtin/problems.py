@@ -7,6 +7,7 @@ module for the sample.
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from blake3 import blake3
 
 from echo_node.errors import ContractError, boundary
 
+VARIABLE: Final = "ECHO_NODE_DATA"
+"""Environment variable with the folder, for processes that have another home."""
 SAMPLE: Final = "sample.jsonl"
 SAMPLE_HASH: Final = "ce4c4c823d364e02ec3d52b4f9a7935928ff330b81d53df426d4a873ecea96f0"
 LARGEST: Final = 256 * 2**20  # bytes of a file
@@ -33,8 +36,9 @@ class Problem:
 
 
 def folder() -> Path:
-    """Return this machine's folder of the problem files that runs name."""
-    return Path.home() / ".cache" / "echo-node" / "data"
+    """Return the folder of the problem files that runs name; a jail is told by environment."""
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else Path.home() / ".cache" / "echo-node" / "data"
 
 
 def read_problems(name: str, wanted: str) -> list[Problem]:

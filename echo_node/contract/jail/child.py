@@ -67,7 +67,7 @@ def _run(work: Callable[[], Message], write_end: int, parent: int) -> NoReturn:
         if os.getppid() == parent:  # else it ended before the kernel was told
             os.closerange(3, write_end)
             os.closerange(write_end + 1, _DESCRIPTORS)
-            seccomp.install(platform.machine())
+            seccomp.tighten(platform.machine())
             _send(msgpack.packb(work()), write_end)
             code = 0
     except SystemExit as end:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from echo_node.contract.builtin import problems
 from echo_node.contract.jail import Layer, LayerError
 from echo_node.contract.jail.limits import Usage, set_limits
 
@@ -138,13 +139,14 @@ class Enclosure:
 
 
 def code_paths() -> list[Path]:
-    """Return the paths of this process's code: standard library, packages, loaded modules."""
+    """Return the paths of code (standard library, packages, loaded modules) and problem files."""
     standard = sysconfig.get_paths()
     folders = {Path(standard[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {Path(folder) for folder in site.getsitepackages()}
     folders |= {Path(entry) for entry in sys.path if entry and Path(entry).is_absolute()}
     folders |= {Path(prefix) / "lib" for prefix in (sys.prefix, sys.base_prefix)}
     folders |= {Path(one) for one in _SHARED}
+    folders.add(problems.folder())
     folders = {folder for folder in folders if folder != Path("/")}
     for name, module in list(sys.modules.items()):
         for home in _homes(name, module):

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from echo_node.contract.builtin import problems
 from echo_node.contract.jail.fork_permit import ForkPermits
 from echo_node.errors import ContractError
 from echo_node.runtime.ipc import Message, Pipe, PipeSilentError, pair
@@ -173,7 +174,8 @@ def environment_for(folders: Sequence[Path] = ()) -> dict[str, str]:
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     paths = os.pathsep.join(str(folder.resolve()) for folder in folders)
     own_packages = {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {}
-    return {**inherited, **own_packages, **_SET, **({"PYTHONPATH": paths} if paths else {})}
+    data = {problems.VARIABLE: str(problems.folder())}
+    return {**inherited, **own_packages, **data, **_SET, **({"PYTHONPATH": paths} if paths else {})}
 
 
 def cause_of(code: int) -> str:

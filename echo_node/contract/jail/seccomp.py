@@ -80,6 +80,12 @@ def install(machine: str, *, forks: bool = False) -> None:
     raise LayerError("a socket can still be opened")
 
 
+def tighten(machine: str) -> None:
+    """Give up forking in a child whose parent has installed the filter; raise if that fails."""
+    if _load(machine, program(machine, os.getpid()), _ALL_THREADS):
+        raise LayerError("a thread did not take the filter")
+
+
 def listen(machine: str) -> int | None:
     """Have the kernel ask before every fork of this process; return the descriptor to answer at.
 

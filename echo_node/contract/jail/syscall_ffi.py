@@ -6,6 +6,7 @@ A call that fails is an `OSError` with the call's name.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ def call(name: str, number: int, *arguments: object) -> int:
     return _checked(name, _library().syscall, ctypes.c_long(number), *plain)
 
 
+@functools.cache
 def _library() -> Any:
     library = ctypes.CDLL(None, use_errno=True)
     library.syscall.restype = ctypes.c_long
