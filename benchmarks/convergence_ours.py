@@ -25,7 +25,7 @@ from echo_node.engine.local import LocalEngine
 from echo_node.engine.torch_decoder import TorchDecoder
 from echo_node.models import embedded
 from echo_node.runs.algorithm import training_settings
-from echo_node.trainer.step import SampledCompletion, TrainingGroup, TrainStep
+from echo_node.trainer.step import TrainingGroup, TrainStep
 
 
 class CoLocated:
@@ -61,10 +61,9 @@ class CoLocated:
             batch.append(
                 TrainingGroup(
                     ids,
-                    [
-                        SampledCompletion(draw.ids, draw.logprobs, score.value)
-                        for draw, score in zip(draws, scores, strict=True)
-                    ],
+                    [draw.ids for draw in draws],
+                    [draw.logprobs for draw in draws],
+                    [score.value for score in scores],
                 )
             )
         figures = self._step.step(batch)

@@ -38,7 +38,7 @@ from echo_node.trainer.fsdp import FsdpSharded
 from echo_node.trainer.policy_model import best_device
 from echo_node.trainer.step import StepFigures, TrainStep
 from echo_node.trainer.torchrun import local_rank, rank, ranks, relaunch
-from echo_node.trainer.tree_packing import SampledCompletion, TrainingGroup
+from echo_node.trainer.tree_packing import TrainingGroup
 
 __all__ = ["Ranks", "lead_ranks", "rank", "ranks", "relaunch", "serve_rank"]
 
@@ -268,9 +268,12 @@ def write_batch(batch: Sequence[TrainingGroup]) -> bytes:
         [
             [
                 raw(group.prompt_ids, "<i8"),
-                [[raw(ids, "<i8"), raw(mu, "<f8"), float(reward)] for ids, mu, reward in group.completions],
+                [raw(ids, "<i8") for ids in group.ids],
+                [raw(mu, "<f8") for mu in group.mu],
+                [float(reward) for reward in group.rewards],
                 group.current,
                 float(group.sigma),
+                float(group.gap_cap),
             ]
             for group in batch
         ]
@@ -282,12 +285,9 @@ def read_batch(data: bytes) -> list[TrainingGroup]:
     return [
         TrainingGroup(
             np.frombuffer(prompt_ids, "<i8"),
-            [
-                SampledCompletion(np.frombuffer(ids, "<i8"), np.frombuffer(mu, "<f8"), reward)
-                for ids, mu, reward in completions
-            ],
-            current,
-            sigma,
+            [np.frombuffer(each, "<i8") for each in ids],
+            [np.frombuffer(each, "<f8") for each in mu],
+            *rest,
         )
-        for prompt_ids, completions, current, sigma in msgpack.unpackb(data)
+        for prompt_ids, ids, mu, *rest in msgpack.unpackb(data)
     ]

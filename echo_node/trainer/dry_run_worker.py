@@ -40,7 +40,7 @@ from echo_node.models.families import check_family, read_config, window_of
 from echo_node.models.folder import map_folder
 from echo_node.runs.algorithm import StepSettings
 from echo_node.trainer.dry_run_model import CONTEXT, write_cut_model
-from echo_node.trainer.step import SampledCompletion, TrainingGroup, TrainStep, state_of
+from echo_node.trainer.step import TrainingGroup, TrainStep, state_of
 from echo_node.weights.tensors import State, from_mapped
 from protocol import sampling
 
@@ -229,10 +229,10 @@ def _scored(
 
 
 def _rewarded(request: SlotRequest, group: Sequence[Draw]) -> TrainingGroup:
-    completions = [
-        SampledCompletion(draw.ids, draw.logprobs, float(place % 2)) for place, draw in enumerate(group)
-    ]
-    return TrainingGroup(request.prompt, completions)
+    rewards = [float(place % 2) for place in range(len(group))]
+    return TrainingGroup(
+        request.prompt, [draw.ids for draw in group], [draw.logprobs for draw in group], rewards
+    )
 
 
 def _gap(pairs: Pairs) -> float:

@@ -36,7 +36,6 @@ from echo_node.trainer.sharding import Unsharded
 from echo_node.trainer.tree_packing import (
     PackedRows,
     Row,
-    SampledCompletion,
     TrainingGroup,
     micro_batches,
     pack,
@@ -44,7 +43,7 @@ from echo_node.trainer.tree_packing import (
 )
 from echo_node.weights.tensors import State
 
-__all__ = ["SampledCompletion", "StepFigures", "TrainStep", "TrainingGroup", "learn", "state_of"]
+__all__ = ["StepFigures", "TrainStep", "TrainingGroup", "learn", "state_of"]
 
 SETTINGS, RANDOM, REFERENCE = "settings", "random", "reference"
 NOTHING_RANDOM: Final = "nothing"
@@ -152,10 +151,10 @@ class TrainStep:
 
     def step(self, batch: Sequence[TrainingGroup]) -> StepFigures:
         """Learn from one batch, once."""
-        rewards = [reward for group in batch for _, _, reward in group.completions]
+        rewards = [reward for group in batch for reward in group.rewards]
         if not rewards:
             raise DefectError("a step was asked of a batch without a single completion")
-        skipped = sum(len(group.completions) for group in batch if not self._teaches(group))
+        skipped = sum(len(group.rewards) for group in batch if not self._teaches(group))
         tally, total, weight = self._backward([row for group in batch for row in self._rows(group)])
         tally += GrpoTally(completions=skipped, skipped=skipped)
         rate = self.settings.rate_at(self.version)
@@ -178,22 +177,19 @@ class TrainStep:
     def log_probs(self, group: TrainingGroup) -> list[NDArray[np.float32]]:
         """Return the policy's log-probability of each token of each completion, without a step."""
         found: list[NDArray[np.float32]] = []
-        for row in rows_of(group, [0.0] * len(group.completions), self.settings.row_tokens):
+        for row in rows_of(group, [0.0] * len(group.rewards), self.settings.row_tokens):
             values, _ = self._policy(pack([row], self._device))
             own = values.cpu().numpy()
             found += [own[place, : len(branch.targets)] for place, branch in enumerate(row.branches)]
         return found
 
     def _teaches(self, group: TrainingGroup) -> bool:
-        rewards = [reward for _, _, reward in group.completions]
-        return bool(rewards) and teaches(rewards, self.settings.grpo)
+        return bool(group.rewards) and teaches(group.rewards, self.settings.grpo)
 
     def _rows(self, group: TrainingGroup) -> list[Row]:
         if not self._teaches(group):
             return []
-        group_advantages = advantages(
-            [reward for _, _, reward in group.completions], self.settings.grpo.advantage
-        )
+        group_advantages = advantages(group.rewards, self.settings.grpo.advantage)
         return list(rows_of(group, group_advantages, self.settings.row_tokens))
 
     def _backward(self, rows: Sequence[Row]) -> tuple[GrpoTally, float, int]:
@@ -249,13 +245,12 @@ def _training_group(record: RolloutRecord, policy_step: int, settings: StepSetti
     if record.rewards is None:
         raise DefectError(f"group {record.id.hex()[:16]} came to training without rewards")
     group = record.message
-    completions = [
-        SampledCompletion(sampled.ids, sampled.logprobs, reward)
-        for sampled, reward in zip(group.completions(), record.rewards, strict=True)
-    ]
+    completions = group.completions()
     return TrainingGroup(
         group.prompt_ids(),
-        completions,
+        [each.ids for each in completions],
+        [each.logprobs for each in completions],
+        record.rewards,
         current=record.step == policy_step,
         sigma=settings.spread_of(group.engine),
         gap_cap=settings.gap_cap_of(group.engine),

@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class SampledCompletion(NamedTuple):
-    """Sampled token ids, the sampler's log-probability of each, and the reward."""
-
-    ids: NDArray[np.integer]
-    mu: NDArray[np.floating]
-    reward: float
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingGroup:
     """One prompt and all completions that were sampled from it.
@@ -41,7 +33,12 @@ class TrainingGroup:
     """
 
     prompt_ids: Sequence[int] | NDArray[np.integer]
-    completions: Sequence[SampledCompletion]
+    ids: Sequence[NDArray[np.integer]]
+    """Token ids of each completion."""
+    mu: Sequence[NDArray[np.floating]]
+    """The sampler's log-probability of each token of each completion."""
+    rewards: Sequence[float]
+    """Reward of each completion, as the trainer computed it."""
     current: bool = False
     sigma: float = 0.0
     gap_cap: float = math.inf
@@ -138,7 +135,7 @@ def rows_of(group: TrainingGroup, advantages: Sequence[float], row_tokens: int) 
     if not prompt_ids:
         raise DefectError("a group came to training without a prompt")
     row = Row(prompt_ids, current=group.current, sigma=group.sigma, gap_cap=group.gap_cap)
-    for (ids, mu, _), advantage in zip(group.completions, advantages, strict=True):
+    for ids, mu, advantage in zip(group.ids, group.mu, advantages, strict=True):
         if len(ids) != len(mu) or not np.isfinite(mu).all():
             raise DefectError("a completion came to training without one log-probability for each token")
         if row.branches and len(row) + len(ids) - 1 > row_tokens:

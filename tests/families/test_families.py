@@ -17,10 +17,11 @@ from echo_node.errors import EngineError
 from echo_node.models.families import FAMILIES, check_family, read_config
 from echo_node.runs.algorithm import StepSettings
 from echo_node.trainer.step import TrainStep
-from echo_node.trainer.tree_packing import SampledCompletion, TrainingGroup, pack
+from echo_node.trainer.tree_packing import TrainingGroup, pack
 from tests.engine import models
 from tests.engine.deltas import Training
 from tests.families import zoo
+from tests.records import columns
 
 CPU = torch.device("cpu")
 LIMITS = SamplingLimits(
@@ -67,8 +68,8 @@ def tree_group(seed=0):
     for shared, length in ((0, 26), (4, 20), (13, 26), (25, 26), (13, 14), (0, 1)):
         ids = draws.integers(0, LIMITS.vocab_size, length)
         ids[: min(shared, length)] = trunk[: min(shared, length)]
-        completions.append(SampledCompletion(ids, np.full(length, -3.0), draws.random()))
-    return TrainingGroup(draws.integers(0, LIMITS.vocab_size, 11), completions)
+        completions.append((ids, np.full(length, -3.0), draws.random()))
+    return TrainingGroup(draws.integers(0, LIMITS.vocab_size, 11), *columns(completions))
 
 
 def new_step(folder, **settings):
@@ -89,7 +90,7 @@ def test_the_trainers_log_probabilities_and_gradients_are_those_of_an_eager_forw
     (row,) = step._rows(group)
     log_probs, entropies = step._policy(pack([row], CPU))
     wanted, spread = [], []
-    for ids, *_ in group.completions:
+    for ids in group.ids:
         every = plain_log_probs(plain, group.prompt_ids, ids)
         wanted.append(every.gather(1, torch.from_numpy(ids)[:, None])[:, 0])
         spread.append(-(every.exp() * every).sum(dim=1))
@@ -124,7 +125,7 @@ def test_the_trainers_log_probabilities_and_gradients_are_those_of_an_eager_forw
 )
 def test_windows_soft_caps_and_scales_of_the_zoo_bite(made, name, change):
     folder, group = made(name), tree_group()
-    ids = group.completions[0].ids
+    ids = group.ids[0]
     with torch.no_grad():
         with_it, without = (
             plain_log_probs(eager(folder, **settings), group.prompt_ids, ids) for settings in ({}, change)

@@ -21,7 +21,8 @@ from echo_node.models import embedded
 from echo_node.runs.algorithm import GrpoSettings, StepSettings
 from echo_node.trainer import distributed
 from echo_node.trainer.checkpoint import Checkpoint, newest_checkpoint, write_checkpoint
-from echo_node.trainer.tree_packing import SampledCompletion, TrainingGroup
+from echo_node.trainer.tree_packing import TrainingGroup
+from tests.records import columns
 
 SETTINGS = StepSettings(
     learning_rate=2e-4, warm_up=5, micro_batch_tokens=64, row_tokens=32, grpo=GrpoSettings(kl=0.01)
@@ -35,8 +36,8 @@ def batch(seed, groups=6):
         completions = []
         for _ in range(size):
             ids = draws.integers(0, 16, draws.integers(1, 10))
-            completions.append(SampledCompletion(ids, -draws.exponential(3.0, len(ids)), draws.random()))
-        found.append(TrainingGroup(draws.integers(0, 16, draws.integers(1, 12)), completions))
+            completions.append((ids, -draws.exponential(3.0, len(ids)), draws.random()))
+        found.append(TrainingGroup(draws.integers(0, 16, draws.integers(1, 12)), *columns(completions)))
     return found
 
 

@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from echo_node.models import embedded
 from echo_node.runs.algorithm import GrpoSettings
-from echo_node.trainer.tree_packing import SampledCompletion, TrainingGroup
+from echo_node.trainer.tree_packing import TrainingGroup
+from tests.records import columns
 from tests.trainer.test_step import new_step
 
 pytest.importorskip("trl", reason="the extra `trl` is not installed")
@@ -37,8 +38,8 @@ def random_groups(seed):
                 logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
             exact = torch.log_softmax(logits, dim=-1)[range(len(ids)), ids].numpy()
             mu = exact + draws.normal(0.0, 0.6, len(ids))
-            completions.append(SampledCompletion(ids, mu, float(draws.integers(0, 3))))
-        groups.append(TrainingGroup(prompt, completions))
+            completions.append((ids, mu, float(draws.integers(0, 3))))
+        groups.append(TrainingGroup(prompt, *columns(completions)))
     return groups
 
 
@@ -57,7 +58,9 @@ def moved_weights():
 
 def trl_inputs(groups, advantages):
     """Prompts padded on the left, completions on the right."""
-    rows = [(group.prompt_ids, *completion) for group in groups for completion in group.completions]
+    rows = [
+        (group.prompt_ids, ids, mu) for group in groups for ids, mu in zip(group.ids, group.mu, strict=True)
+    ]
     widest = max(len(prompt) for prompt, *_ in rows)
 
     def padded(arrays, width, *, left=False, dtype=torch.long):
@@ -120,7 +123,7 @@ def trl_loss(tmp_path, groups, settings, **config):
         )
     advantages = []
     for group in groups:
-        rewards = np.array([reward for _, _, reward in group.completions])
+        rewards = np.array(group.rewards)
         advantages += list(rewards - rewards.mean())
     inputs = trl_inputs(groups, advantages)
     mu = inputs.pop("mu")

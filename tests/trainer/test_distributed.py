@@ -176,16 +176,21 @@ def test_a_number_of_processes_without_sense_is_refused(nproc):
 
 
 def test_a_batch_goes_to_the_ranks_and_keeps_its_bits():
-    sent = [dataclasses.replace(group, current=True, sigma=0.1) for group in distributed_program.batch(3)]
+    sent = [
+        dataclasses.replace(group, current=True, sigma=0.1, gap_cap=0.25)
+        for group in distributed_program.batch(3)
+    ]
     read = distributed.read_batch(distributed.write_batch(sent))
     assert len(read) == len(sent)
     for ours, theirs in zip(sent, read, strict=True):
         assert np.array_equal(ours.prompt_ids, theirs.prompt_ids)
-        assert (ours.current, ours.sigma) == (theirs.current, theirs.sigma)
-        for left, right in zip(ours.completions, theirs.completions, strict=True):
-            assert np.array_equal(left.ids, right.ids)
-            assert left.mu.tobytes() == right.mu.tobytes()
-            assert left.reward == right.reward
+        rest = (ours.current, ours.sigma, ours.gap_cap)
+        assert rest == (theirs.current, theirs.sigma, theirs.gap_cap), "or ranks compute different losses"
+        for left, right in zip(ours.ids, theirs.ids, strict=True):
+            assert np.array_equal(left, right)
+        for left, right in zip(ours.mu, theirs.mu, strict=True):
+            assert left.tobytes() == right.tobytes()
+        assert ours.rewards == theirs.rewards
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda"])

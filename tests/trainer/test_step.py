@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 from echo_node.errors import DefectError
 from echo_node.models import embedded
 from echo_node.runs.algorithm import GrpoSettings, StepSettings
-from echo_node.trainer.step import SampledCompletion, TrainingGroup, TrainStep
+from echo_node.trainer.step import TrainingGroup, TrainStep
 from echo_node.trainer.tree_packing import micro_batches, pack, rows_of
+from tests.records import columns
 
 CPU = torch.device("cpu")
 REVERSE, EQUALS, END = 10, 11, 12
@@ -46,8 +47,8 @@ def sampled_batch(groups, size, *, seed=0, temperature=1.0, limit=8):
                 mu.append(log_probs[ids[-1]].item())
                 fed, cache = torch.tensor([[ids[-1]]]), out.past_key_values
             reward = float(ids == [*digits[::-1].tolist(), END])
-            completions.append(SampledCompletion(np.array(ids), np.array(mu), reward))
-        batch.append(TrainingGroup(tuple(prompt), tuple(completions)))
+            completions.append((np.array(ids), np.array(mu), reward))
+        batch.append(TrainingGroup(tuple(prompt), *columns(completions)))
     return batch
 
 
@@ -62,8 +63,8 @@ def ragged_batch(seed=0, groups=6, *, longest=9):
             ids = draws.integers(0, 16, draws.integers(1, longest + 1))
             shared = draws.integers(0, len(ids) + 1)
             ids[:shared] = trunk[:shared]
-            completions.append(SampledCompletion(ids, -draws.exponential(3.0, len(ids)), draws.random()))
-        batch.append(TrainingGroup(prompt, completions))
+            completions.append((ids, -draws.exponential(3.0, len(ids)), draws.random()))
+        batch.append(TrainingGroup(prompt, *columns(completions)))
     return batch
 
 
@@ -146,7 +147,7 @@ def test_the_temperature_and_the_vocabulary_of_the_samplers_are_the_trainers():
     step = new_step(vocab_size=13)
     packed = pack(step._rows(batch[0]), CPU)
     log_probs, _ = step._policy(packed)
-    ids, _, _ = batch[0].completions[0]
+    ids = batch[0].ids[0]
     with torch.no_grad():
         logits = plain_model()(torch.tensor([[*batch[0].prompt_ids, *ids]])).logits[0, 6:-1, :13]
     expected = torch.log_softmax(logits, dim=-1)[range(len(ids)), ids]
@@ -156,11 +157,11 @@ def test_the_temperature_and_the_vocabulary_of_the_samplers_are_the_trainers():
 def test_every_completion_has_the_log_probabilities_that_it_has_alone():
     model, step = plain_model(), new_step()
     for group in ragged_batch():
-        row, *others = rows_of(group, [0.0] * len(group.completions), row_tokens=10_000)
+        row, *others = rows_of(group, [0.0] * len(group.rewards), row_tokens=10_000)
         packed = pack([row], CPU)
         log_probs, entropies = step._policy(packed)
         assert not others
-        for nth, (ids, _, _) in enumerate(group.completions):
+        for nth, ids in enumerate(group.ids):
             with torch.no_grad():
                 logits = model(torch.tensor([[*group.prompt_ids, *ids]])).logits[0]
             every = torch.log_softmax(logits[len(group.prompt_ids) - 1 : -1], dim=-1)
@@ -246,10 +247,7 @@ def test_on_a_cpu_all_is_in_full_precision_and_where_asked_in_half():
 
 def test_groups_of_equal_rewards_are_left_out_where_that_is_asked():
     batch = ragged_batch()
-    equal = [
-        TrainingGroup(group.prompt_ids, [each._replace(reward=0.3) for each in group.completions])
-        for group in ragged_batch(seed=1)
-    ]
+    equal = [dataclasses.replace(group, rewards=[0.3] * len(group.rewards)) for group in ragged_batch(seed=1)]
     kept, left = (new_step(grpo=GrpoSettings(zero_advantage=way)) for way in ("keep", "skip"))
     assert not torch.equal(whole_gradient(kept, batch + equal), whole_gradient(kept, batch))
     # In the batch one group has one completion, and so no rewards that differ.
@@ -262,12 +260,7 @@ def test_groups_of_equal_rewards_are_left_out_where_that_is_asked():
 
 
 def test_only_groups_of_this_version_are_held_to_its_engine_class(batch):
-    off = [
-        dataclasses.replace(
-            group, completions=[each._replace(mu=each.mu - 0.05) for each in group.completions]
-        )
-        for group in batch
-    ]
+    off = [dataclasses.replace(group, mu=[mu - 0.05 for mu in group.mu]) for group in batch]
 
     def mistrusted(**changes):
         step = new_step(grpo=GrpoSettings(geometric=True))
@@ -284,11 +277,11 @@ def test_a_lie_on_single_tokens_is_learnt_from_as_little_as_its_class_may_be_off
 
     def lied(group):
         claims = []
-        for each in group.completions:
-            mu = each.mu.copy()
+        for honest in group.mu:
+            mu = honest.copy()
             mu[mu.argmin()] -= 3.0
-            claims.append(each._replace(mu=mu))
-        return dataclasses.replace(group, completions=claims)
+            claims.append(mu)
+        return dataclasses.replace(group, mu=claims)
 
     def gradient(groups, **changes):
         return whole_gradient(new_step(), [dataclasses.replace(group, **changes) for group in groups])
@@ -303,9 +296,11 @@ def test_a_lie_on_single_tokens_is_learnt_from_as_little_as_its_class_may_be_off
 
 def test_what_completions_have_in_common_takes_one_place():
     prompt, same_ids = np.array([10, 1, 2, 11]), np.array([2, 1, 12])
-    completion = SampledCompletion(same_ids, np.zeros(3), 1.0)
-    other = SampledCompletion(np.array([2, 5, 6, 12]), np.zeros(4), 0.0)
-    (row,) = rows_of(TrainingGroup(prompt, [completion, completion, other]), [0.0] * 3, row_tokens=100)
+    completion = (same_ids, np.zeros(3), 1.0)
+    other = (np.array([2, 5, 6, 12]), np.zeros(4), 0.0)
+    (row,) = rows_of(
+        TrainingGroup(prompt, *columns([completion, completion, other])), [0.0] * 3, row_tokens=100
+    )
     assert row.ids == [10, 1, 2, 11, 2, 1, 5, 6]  # no place for the last token of any
     assert [branch.sources for branch in row.branches] == [[3, 4, 5], [3, 4, 5], [3, 4, 6, 7]]
     assert row.positions == [0, 1, 2, 3, 4, 5, 5, 6]
@@ -337,12 +332,7 @@ def test_it_makes_the_better_answers_likelier_and_the_worse_ones_unlikelier(batc
 def test_a_batch_of_which_nothing_is_left_changes_nothing(batch):
     step = new_step()
     before = bits(step)
-    far_off = [
-        dataclasses.replace(
-            group, completions=[each._replace(mu=each.mu + 50.0) for each in group.completions]
-        )
-        for group in batch
-    ]
+    far_off = [dataclasses.replace(group, mu=[mu + 50.0 for mu in group.mu]) for group in batch]
     figures = step.step(far_off)  # so that each has a token that the veto is for
     assert (figures.updated, figures.version, figures.tally.vetoed) == (False, 0, 16)
     assert same(bits(step), before)
@@ -372,10 +362,10 @@ def test_a_divergence_from_the_start_is_measured_against_the_start(batch):
 @pytest.mark.parametrize(
     "group",
     [
-        TrainingGroup((), [SampledCompletion(np.array([1]), np.array([-1.0]), 1.0)]),
-        TrainingGroup((1,), [SampledCompletion(np.array([1, 2]), np.array([-1.0]), 1.0)]),
-        TrainingGroup((1,), [SampledCompletion(np.array([1]), np.array([np.nan]), 1.0)]),
-        TrainingGroup((1,), []),
+        TrainingGroup((), *columns([(np.array([1]), np.array([-1.0]), 1.0)])),
+        TrainingGroup((1,), *columns([(np.array([1, 2]), np.array([-1.0]), 1.0)])),
+        TrainingGroup((1,), *columns([(np.array([1]), np.array([np.nan]), 1.0)])),
+        TrainingGroup((1,), [], [], []),
     ],
 )
 def test_what_could_not_have_been_admitted_is_refused_before_anything_moves(group):
