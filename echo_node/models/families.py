@@ -182,6 +182,9 @@ def _check_settings(config: Config, family: Family) -> None:
         )
     if config.get("quantization_config") is not None:
         raise ConfigError("the model is quantised", advice="take its full-precision form")
+    window = config.get("sliding_window")
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise _refusal(family.name, f"its attention window is {window!r} tokens")
     if config.get("use_bidirectional_attention") or config.get("is_causal") is False:
         raise _refusal(family.name, "its tokens attend to later ones")
     if config.get("add_cross_attention") or config.get("is_encoder_decoder"):

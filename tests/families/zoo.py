@@ -19,6 +19,14 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 6.0, "original_max_position_embeddings": 16}
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + place / 4 for place in range(8)],
+    "long_factor": [2.0 + place for place in range(8)],
+    "original_max_position_embeddings": 64,
+}
 WINDOW = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 SCALES = {
     "logits_scaling": 0.4,
@@ -52,6 +60,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, window": ("Mistral", {"sliding_window": 7, "tie_word_embeddings": True}),
     "phi3": ("Phi3", {"sliding_window": None, "tie_word_embeddings": True}),
     "phi3, window": ("Phi3", {"sliding_window": 9}),
+    "phi3, longrope": ("Phi3", {"sliding_window": None, "rope_parameters": LONGROPE}),
+    "phi3, heads turned in part": ("Phi3", {"sliding_window": None, "rope_parameters": PARTIAL}),
     "gemma": ("Gemma", GEMMA),
     "gemma2": (
         "Gemma2",
@@ -86,6 +96,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 REFUSED_BY_LLAMA = {
     "qwen2, windows": "slides over a window of 7 tokens",
     "qwen3, untied, windows": "slides over a window of 7 tokens",
+    "phi3, longrope": "scaled by 'longrope'",
+    "phi3, heads turned in part": "turned in part",
     "olmo2, tied": "whose output is tied",
     "gpt2": "a model of type 'gpt2'",
 }

@@ -28,6 +28,8 @@ REFUSED = {
         "of class LlamaForSequenceClassification .*LlamaForCausalLM",
     ),
     "quantised": ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantised .*full-precision"),
+    "no window": ({"model_type": "mistral", "sliding_window": 0}, "attention window is 0 tokens"),
+    "a window of words": ({"model_type": "phi3", "sliding_window": "4k"}, "attention window is '4k' tokens"),
     "both ways": ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "to later ones"),
     "not causal": ({"model_type": "llama", "is_causal": False}, "to later ones"),
     "two sequences": ({"model_type": "gpt2", "add_cross_attention": True}, "a second sequence"),
