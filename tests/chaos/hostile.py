@@ -3,9 +3,10 @@
 `python -m tests.chaos.hostile KIND --state DIR --seed ADDR --run FOLDER --listen ADDR`
 
 It joins the swarm and the run like anybody and then does one thing as hard as it can until SIGTERM:
-makes up groups, floods, forges, replays, sends halves of messages and waits, or opens streams and
-connections by the thousand and keeps them. Each second it prints a line of JSON with what it has
-done. It gives way to other processes, since on a real network it would have a machine of its own.
+makes up groups, floods, forges, replays, sends halves of messages and waits, opens streams and
+connections by the thousand and keeps them, crowds nodes with idle keys, or names false addresses.
+Each second it prints a line of JSON with what it has done. It gives way to other processes, since
+on a real network it would have a machine of its own.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from echo_node.runs.spec import read_manifest
 from echo_node.runtime import exit_codes
 from echo_node.storage import state_dir
 from protocol import Delivery, encode, limits, topics
+from tests.chaos import crowds
 from tests.chaos.lies import FEW, Heard, Liar
 
 GIVES_WAY: Final = 10
@@ -155,6 +157,14 @@ class Hostile:
     async def many_streams(self) -> None:
         """Streams and bare connections, as many as are given, kept open."""
         await self._with_each((*[self._keep_streams] * OPENERS, *[self._keep_connections] * 2))
+
+    async def crowd(self) -> None:
+        """Take the inbound places of every node with idle keys."""
+        await crowds.crowd(self._network, self.did)
+
+    async def misdirect(self) -> None:
+        """Name addresses where nobody is, to have them dialled."""
+        await crowds.misdirect(self._network, self.did)
 
     # Lies
 
@@ -324,6 +334,8 @@ KINDS: Final[dict[str, Callable[[Hostile], Awaitable[None]]]] = {
     "replay": Hostile.replay,
     "half_message": Hostile.half_message,
     "many_streams": Hostile.many_streams,
+    "crowd": Hostile.crowd,
+    "misdirect": Hostile.misdirect,
 }
 
 

@@ -21,7 +21,7 @@ from tests.chaos.swarm import LEASE_SECONDS, Part
 
 WEATHER: Final = ("halves", "one_way", "flapping", "latency", "loss", "reorder")
 ON_ONE: Final = ("kill", "stop", "full_disk", "slow_disk", "clock", "corrupt")
-HOSTILE: Final = ("flood", "forge", "make_up", "replay", "half_message", "many_streams")
+HOSTILE: Final = ("flood", "forge", "make_up", "replay", "half_message", "many_streams", "crowd", "misdirect")
 FAILOVER: Final = "failover"
 """Whoever leads is gone for longer than its lease."""
 KINDS: Final = (FAILOVER, *ON_ONE, *WEATHER, *(f"hostile_{each}" for each in HOSTILE))
