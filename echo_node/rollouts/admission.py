@@ -219,6 +219,11 @@ class Admission:
         """Return the ids of the heads that may be sampled under, oldest first."""
         return self._known.keys()
 
+    def may_sample(self, head: bytes, sampler: bytes) -> bool:
+        """Return whether a sampler is in the roster of a fresh head."""
+        known = self._known.get(head)
+        return known is not None and sampler in known.members
+
     def read_announcement(self, envelope: Envelope) -> SlotAnnouncement | Refused:
         """Return a member's announcement of slots under a fresh head, or why it is refused."""
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,12 @@ from typing import Final
 import numpy as np
 import trio
 
-from echo_node.engine.base import Engine, SlotRequest, generate_groups
+from echo_node.engine.base import Engine
 from echo_node.errors import ContractError, EngineError, PeerError, StoreError, one_line
 from echo_node.net.base import IGNORE, Message, Network, Validation
 from echo_node.net.subscription import Subscription
 from echo_node.rollouts.admission import Admission, Refused
+from echo_node.rollouts.announced_slots import is_announcement
 from echo_node.rollouts.gossip_validation import GossipValidator, validate_inventories
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.rollouts.taken_groups import fetch_groups
@@ -35,8 +36,8 @@ from echo_node.verifier.pending_groups import PendingGroups
 from echo_node.verifier.recheck import Recheck
 from echo_node.verifier.replay_check import Finding
 from echo_node.verifier.selection import Selection
-from echo_node.verifier.skipped_slots import SkippedSlots
-from echo_node.verifier.tolerance import Breach, CumulativeEvidence, Tolerance
+from echo_node.verifier.slot_auditor import AuditPlan, SlotAuditor
+from echo_node.verifier.tolerance import CumulativeEvidence, Tolerance
 from echo_node.verifier.version_window import pull_window
 from echo_node.weights.engine_sync import EngineSync
 from echo_node.weights.puller import Puller
@@ -69,8 +70,6 @@ GOSSIP_SECONDS: Final = 0.3
 """Seconds for which gossip may bring a listed group before it is fetched from the leader."""
 INVENTORIES: Final = 8
 """Inventories that are worked on at once."""
-AUDITS: Final = 256
-"""Pairs of head and sampler whose audited slots are cached."""
 
 
 class VerifierLoop:
@@ -107,9 +106,7 @@ class VerifierLoop:
         self._recheck = Recheck(run, self._engine_sync, evidence_folder)
         self._tolerances = {tolerance.engine: Tolerance(tolerance) for tolerance in run.manifest.engines}
         self._cumulative = CumulativeEvidence()
-        self._skipped = SkippedSlots()
-        self._audited: OrderedDict[tuple[bytes, bytes], dict[int, float]] = OrderedDict()
-        """Mean rewards of skipped slots that were generated here, by head and sampler."""
+        self._auditor = SlotAuditor(run, self._admission, self._engine_sync.at)
         self._published: set[bytes] = set()
         """Heads whose groups can be checked."""
         self._missed: set[bytes] = set()
@@ -160,6 +157,7 @@ class VerifierLoop:
                 log.warning("version %d not pulled yet: %s", head.message.version, error)
                 continue
             self._published = {each.id for each in here}
+            self._auditor.settle()
             self._missed = {each.id for each in newest} - self._published
             await self._admit(self._pending.take(self._published))
             await self._acknowledge(self.inventories.acknowledge_again())
@@ -178,7 +176,10 @@ class VerifierLoop:
 
     async def _hear(self, groups: Subscription[Message]) -> None:
         async for message in groups:
-            early = await self._admit(self._validator.take(message.data))
+            envelopes = self._validator.take(message.data)
+            for envelope in filter(is_announcement, envelopes):
+                self._auditor.announce(envelope)
+            early = await self._admit([each for each in envelopes if not is_announcement(each)])
             from_named = message.sender in self._validator.named
             self._keep_pending(each for each in early if from_named or self._admission.is_member(each.signer))
 
@@ -250,9 +251,7 @@ class VerifierLoop:
                 self._pending.keep(envelope, heads)
 
     def _offer(self, admitted: RolloutRecord) -> None:
-        group = admitted.message
-        if group.rewards is not None:
-            self._skipped.record(group.heads[0], admitted.sampler, group.slot, float(np.mean(group.rewards)))
+        self._auditor.came(admitted)
         if self.inventories.has_seen(admitted.id) or self.trust.is_muted(admitted.sampler, self._clock()):
             return  # nobody vouches for what a muted sampler sends
         self.inventories.saw(admitted.id)
@@ -269,7 +268,7 @@ class VerifierLoop:
                 continue
             admitted, draw = chosen
             try:
-                finding = await run_stoppable(partial(self._check, admitted))
+                finding = await run_stoppable(partial(self._check, admitted, self._auditor.plan(admitted)))
             except (ContractError, EngineError, StoreError) as error:
                 if {head.id for head in self._newest()}.issuperset(admitted.message.heads):
                     log.warning("group %s not checked: %s", admitted.id.hex()[:16], error)
@@ -280,53 +279,19 @@ class VerifierLoop:
             if finding is not None:
                 self._sign_verdict(admitted, draw, finding)
 
-    def _check(self, admitted: RolloutRecord, stop: Callable[[], bool]) -> Finding | None:
-        """Check a group alone, with its sampler's earlier groups, and for skipped slots."""
+    def _check(self, admitted: RolloutRecord, plan: AuditPlan, stop: Callable[[], bool]) -> Finding | None:
+        """Check a group alone, with its sampler's earlier groups, and for what was left out."""
         finding = self._recheck.check(admitted, stop)
         if finding is None or finding.breach is not None:
             return finding
         group, sampler = admitted.message, admitted.sampler
         breach = self._cumulative.add(sampler, group.engine, finding.evidence, self._tolerances[group.engine])
-        breach = breach or self._audit(admitted, stop)
+        if breach is None and not self._tolerances[group.engine].wide:  # else engines differ too much
+            breach = self._auditor.audit(admitted, finding.rewards, plan, stop)
         finding = Finding(breach, finding.evidence, finding.reward)
         if breach is not None:
             self._recheck.save(admitted, finding)
         return finding
-
-    def _audit(self, admitted: RolloutRecord, stop: Callable[[], bool]) -> Breach | None:
-        """Generate slots that the sampler skipped under this head, and compare their rewards."""
-        head, sampler = admitted.message.heads[0], admitted.sampler
-        slots = self._skipped.suspicious(head, sampler)
-        if not slots:
-            return None
-        rewards = self._audited.setdefault((head, sampler), {})  # draws are fixed: once is enough
-        if len(self._audited) > AUDITS:
-            self._audited.popitem(last=False)
-        if new := [slot for slot in slots if slot not in rewards]:
-            rewards |= self._generate_rewards(head, sampler, new, stop)
-        what = self._skipped.worth_less(head, sampler, [rewards[slot] for slot in slots if slot in rewards])
-        return None if what is None else Breach("skipped-slots", what)
-
-    def _generate_rewards(
-        self, head: bytes, sampler: bytes, slots: Sequence[int], stop: Callable[[], bool]
-    ) -> dict[int, float]:
-        """Generate slots of a sampler; return mean rewards of those that can be scored here."""
-        keys = [self._run.slot_key(head, sampler, slot) for slot in slots]
-        prompts = self._run.prompts(keys)
-        size = self._run.manifest.sampling.group_size
-        requests = [
-            SlotRequest(ids, key, size, self._run.limits) for key, (_, ids) in zip(keys, prompts, strict=True)
-        ]
-        rewards = {}
-        for slot, (prompt, _), draws in zip(
-            slots, prompts, generate_groups(self._engine_sync.at(head), requests, stop=stop), strict=True
-        ):
-            try:
-                scores = self._run.scores(prompt, [draw.ids for draw in draws])
-            except ContractError:
-                continue
-            rewards[slot] = float(np.mean([score.value for score in scores]))
-        return rewards
 
     # Verdicts
 
@@ -338,6 +303,7 @@ class VerifierLoop:
         elif breach.sure:
             self.trust.condemned(sampler, breach.reason, now)
             self._cumulative.forget(sampler)
+            self._auditor.forget(sampler)
             self.selection.forget(sampler)
             log.info("group %s is dishonest (%s): %s", admitted.id.hex()[:16], breach.reason, breach.what)
         self.results["honest" if breach is None else breach.reason] += 1

@@ -51,6 +51,8 @@ class Finding:
     evidence: Evidence
     reward: float | None
     """The contract's mean reward, if the check got as far as recomputing it."""
+    rewards: tuple[float, ...] = ()
+    """The contract's reward of each completion of an honest group."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +146,7 @@ class ReplayCheck:
             )
         rewards = [each.value for each in results if isinstance(each, Score)]
         if not claims.differ(admitted, rewards):
-            return Finding(None, found, float(np.mean(rewards)))
+            return Finding(None, found, float(np.mean(rewards)), tuple(rewards))
         lie = claims.find_lie(self._run, admitted)
         if lie is None:  # fresh processes do not agree on another value: blame nobody
             return Finding(Breach("not-scored", "rewards that do not repeat", sure=False), found, None)

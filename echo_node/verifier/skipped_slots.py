@@ -27,15 +27,16 @@ HEADS: Final = 4_096
 
 
 class SkippedSlots:
-    """Slots seen per head and peer, with their mean rewards."""
+    """Slots seen per head and peer, with the mean rewards of those that were checked."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[bytes, bytes], dict[int, float]] = OrderedDict()
+        self._seen: OrderedDict[tuple[bytes, bytes], dict[int, float | None]] = OrderedDict()
 
-    def record(self, head: bytes, peer: bytes, slot: int, reward: float) -> None:
-        """Record a group that filled a slot, with its mean reward."""
+    def record(self, head: bytes, peer: bytes, slot: int, reward: float | None) -> None:
+        """Record a group that filled a slot, with its mean reward once the verifier knows it."""
         key = (head, peer)
-        self._seen.setdefault(key, {})[slot] = reward
+        seen = self._seen.setdefault(key, {})
+        seen[slot] = reward if reward is not None else seen.get(slot)
         self._seen.move_to_end(key)
         if len(self._seen) > HEADS:
             self._seen.popitem(last=False)
@@ -54,7 +55,7 @@ class SkippedSlots:
 
     def worth_less(self, head: bytes, peer: bytes, rewards: Sequence[float]) -> str | None:
         """Return a sentence if skipped slots with these rewards are worth less than the sent."""
-        sent = list(self._seen.get((head, peer), {}).values())
+        sent = [each for each in self._seen.get((head, peer), {}).values() if each is not None]
         if len(sent) < 2 or len(rewards) < 2:
             return None
         difference = float(np.mean(sent) - np.mean(rewards))
