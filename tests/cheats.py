@@ -1,11 +1,15 @@
-"""Engines of cheating samplers, for tests of their detection."""
+"""Cheating samplers, for tests of their detection."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import random
+
+import numpy as np
 
 from echo_node.engine.base import Engine, SlotRequest, generate_groups
+from echo_node.sampler.rollout import Rollout
 
 
 class OwnLuck:
@@ -37,3 +41,42 @@ class OwnLuck:
 
 def _other_luck(request: SlotRequest) -> SlotRequest:
     return dataclasses.replace(request, slot_key=hashlib.sha256(request.slot_key).digest())
+
+
+class ChosenGroups:
+    """Samplers that draw honestly and send only what they like of it.
+
+    `cheats` maps the key of a sampler to its rule, which takes the head and the drawn groups and
+    returns those that are sent. Installed in place of `Rollout.fill`, so that all else is a real
+    sampler's: it announces its slots as everybody does.
+    """
+
+    def __init__(self, cheats):
+        self._cheats = cheats
+        self._fill = Rollout.fill
+
+    def install(self, monkeypatch) -> None:
+        fill, cheats = self._fill, self._cheats
+
+        def chosen(rollout, head, *more, **others):
+            groups = fill(rollout, head, *more, **others)
+            rule = cheats.get(rollout._identity.public)
+            return groups if rule is None else rule(head, groups)
+
+        monkeypatch.setattr(Rollout, "fill", chosen)
+
+
+def better_half(_head, groups):
+    """The half of the slots with the higher rewards."""
+    best = sorted(groups, key=lambda group: -np.mean(group.message.rewards))[: len(groups) // 2]
+    return sorted(best, key=lambda group: group.slot)
+
+
+class DiesAtRandom:
+    """No cheat: a volunteer whose machine dies at any moment, whatever it has drawn."""
+
+    def __init__(self, seed: int) -> None:
+        self._luck = random.Random(seed)
+
+    def __call__(self, _head, groups):
+        return groups[: self._luck.randint(0, len(groups))] if self._luck.random() < 0.4 else groups

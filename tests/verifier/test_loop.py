@@ -21,7 +21,7 @@ from echo_node.telemetry.metrics import Records
 from protocol import Identity, TrajectoryGroup, Verdict, read_batch, topics
 from protocol.manifest import Sampling, Sync
 from protocol.verdict import check_draw
-from tests.cheats import OwnLuck
+from tests.cheats import ChosenGroups, DiesAtRandom, OwnLuck, better_half
 
 
 def identity(name):
@@ -119,6 +119,52 @@ async def test_a_cheat_among_the_honest_is_condemned_and_nobody_else(mode, tmp_p
     with ledger:
         assert ledger.credit(HONEST.public).tokens > 0, "verified tokens are credited"
         assert ledger.credit(CHEAT.public).tokens == 0
+
+
+async def test_who_sends_the_better_half_is_found_and_who_dies_at_random_is_not(monkeypatch):
+    """Both leave holes in what they announced; every token and reward of both is honest."""
+    run = open_run()
+    cheats = {CHEAT.public: better_half, HONEST.public: DiesAtRandom(1)}
+    ChosenGroups(cheats).install(monkeypatch)
+    samplers, verdicts, found = {}, [], trio.Event()
+
+    async def listen(network, cargo, note):
+        topic = topics.topic(run.id, cargo)
+        async with network.subscribe(topic, lambda _: ACCEPT, capacity=10_000) as inbox:
+            async for message in inbox:
+                for envelope in read_batch(message.data):
+                    note(envelope)
+
+    def group(envelope):
+        samplers[envelope.id] = envelope.signer
+
+    def verdict(envelope):
+        message = envelope.open(Verdict, run.id).message
+        verdicts.append(message)
+        if message.result == "dishonest" and samplers.get(message.group) == CHEAT.public:
+            found.set()
+
+    async with MemorySwarm() as swarm, trio.open_nursery() as nursery, swarm.join(identity("spy")) as spy:
+        nursery.start_soon(listen, spy, topics.GROUPS, group)
+        nursery.start_soon(listen, spy, topics.VERDICTS, verdict)
+        engines = [engine() for _ in range(3)]
+        nursery.start_soon(lambda: Node(run, VERIFIER, swarm.join).verify(engine=engines[0]))
+        for key, its_engine in ((HONEST, engines[1]), (CHEAT, engines[2])):
+            nursery.start_soon(
+                lambda key=key, its_engine=its_engine: Node(run, key, swarm.join).sample(
+                    slots_per_call=8, engine=its_engine
+                )
+            )
+        nursery.start_soon(
+            lambda: Node(run, TRAINER, swarm.join).train(10_000, records=Records(), first_samplers=2)
+        )
+        with trio.fail_after(110):
+            await found.wait()
+        nursery.cancel_scope.cancel()
+    run.close()
+    condemned = {(samplers[each.group], each.reason) for each in verdicts if each.result == "dishonest"}
+    assert condemned == {(CHEAT.public, "skipped-slots")}
+    assert HONEST.public in {samplers.get(each.group) for each in verdicts if each.result == "honest"}
 
 
 async def test_only_a_key_that_the_run_names_is_a_verifier():
