@@ -96,6 +96,9 @@ class Trainer:
         return open_sealed(answer, Receipt, self.run.id).message if answer else None
 
     def entrances(self) -> dict[int, Entrance]:
+        """Of groups that a verifier has seen in an inventory, and not looked at."""
+        for group in self.buffer:
+            self.policy._known[group.id].seen_by.add(VERIFIER.public)
         return {group.slot: self.policy.entrance(group) for group in self.buffer}
 
 
