@@ -30,7 +30,7 @@ def run(tmp_path_factory):
             pytest.skip(f"{layer.name}: {layer.why_not}")
     folder = tmp_path_factory.mktemp("run") / "digits"
     told = RunSpec(name="a test", trainers=[TRAINER.peer_id], engines=["torch/f32"])
-    write_run(folder, told, new_run(told, TRAINER))
+    write_run(folder, new_run(told, TRAINER))
     return folder
 
 

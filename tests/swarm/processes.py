@@ -183,13 +183,16 @@ class Swarm:
 
 
 @asynccontextmanager
-async def swarm_in(folder: Path, **told):
-    """A swarm with a run and a seed; at the end every running node is stopped, and must exit 0."""
+async def swarm_in(folder: Path, make=None, **told):
+    """A swarm with a run and a seed; at the end every running node is stopped, and must exit 0.
+
+    `make` seals a run into the folder that it is given, in place of one of the embedded model.
+    """
     try:
         async with trio.open_nursery() as nursery:
             swarm = Swarm(folder, nursery)
             try:
-                swarm.make_run(**told)
+                make(swarm.run) if make else swarm.make_run(**told)
                 await swarm.start_seed()
                 yield swarm
                 async with trio.open_nursery() as stopping:
