@@ -186,6 +186,14 @@ class Terms:
 
 
 @record
+class Joins:
+    """Budgets for new samplers: joins in ten minutes from one address, and from all."""
+
+    per_address: Annotated[int, uint(1_000_000, 1)]
+    total: Annotated[int, uint(1_000_000, 1)]
+
+
+@record
 class Manifest:
     """Everything that the nodes of a run must agree on. `trainers[0]` leads term 1."""
 
@@ -196,6 +204,7 @@ class Manifest:
     contract: ContractPin
     data: Annotated[tuple[DataSet, ...], array(of(DataSet), 1)]
     engines: Annotated[tuple[EngineTolerance, ...], array(of(EngineTolerance), limits.CLASSES, 1)]
+    joins: Joins
     model: Model
     name: Name
     nonce: Digest

@@ -42,6 +42,7 @@ MEANINGS: Final = {
     "engines": "classes of engines that may sample, each with its own tolerance",
     "verification": "which verdicts a group needs before it is used: checks of a share by the trainer (self), of so many"
     " verifiers (quorum), or of a random part, with a bound on the rest (sampled)",
+    "joins": "new samplers that the trainer takes in ten minutes: of one address, and of all",
     "terms": "interval of the leader's heartbeats, and silence after which another may lead",
     "electors": "keys that vote on the next leader, by majority; two trainers alone take turns",
     "failover": "how another trainer takes over from a silent leader, and which electors that needs alive",
@@ -286,6 +287,7 @@ def described(manifest: Opened[Manifest]) -> dict[str, Any]:
             "quorum": message.verification.quorum,
             "share": message.verification.share,
         },
+        "joins": {"per_address": message.joins.per_address, "total": message.joins.total},
         "terms": {"heartbeat_ms": message.terms.heartbeat_ms, "lease_ms": message.terms.lease_ms},
         "electors": [peer_id(each) for each in message.terms.electors],
         "failover": _failover(manifest),

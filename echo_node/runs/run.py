@@ -48,6 +48,7 @@ from protocol.manifest import (
     ContractPin,
     DataSet,
     EngineTolerance,
+    Joins,
     Sampling,
     Sync,
     Template,
@@ -299,6 +300,8 @@ of 39,000 and 8.3e-5 of 10,000.
 PLAIN: Final = Template(chat=False, system="", thinking=False, variables={})
 """Prompts as the contract writes them, unless it asks for the chat template itself."""
 NOBODY_CHECKS: Final = Verification(policy="self", quorum=1, share=0.0)
+JOINS: Final = Joins(per_address=256, total=6_000)
+"""Joins of new samplers in ten minutes by default: a cluster behind one address, and a crowd."""
 
 
 def read_model(folder: Path) -> State:
@@ -324,6 +327,7 @@ def draft(
     electors: Sequence[bytes] = (),
     heartbeat_ms: int = 15_000,
     lease_ms: int = 60_000,
+    joins: Joins = JOINS,
     seeds: Sequence[str] = (),
     nonce: bytes,
     data: DataSet | None = None,
@@ -348,6 +352,7 @@ def draft(
         ),
         data=(data,) if data else (),
         engines=tuple(engines),
+        joins=joins,
         model=describe_model(folder, progress, stop),
         name=name,
         nonce=nonce,

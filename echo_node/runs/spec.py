@@ -32,7 +32,7 @@ from echo_node.runs.dataset import DataTable
 from echo_node.runs.model_download import is_downloaded
 from echo_node.runs.model_support import check_model, fitting_engines
 from echo_node.runs.prompt_preparation import EMBEDDED, prepare_prompts, template_of
-from echo_node.runs.run import ENGINES, Run, draft
+from echo_node.runs.run import ENGINES, JOINS, Run, draft
 from echo_node.runs.validation import check_learnable
 from protocol import (
     Identity,
@@ -43,7 +43,7 @@ from protocol import (
     open_manifest,
     public_key_of,
 )
-from protocol.manifest import EngineTolerance, Sampling, Sync, Verification
+from protocol.manifest import EngineTolerance, Joins, Sampling, Sync, Verification
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +126,17 @@ class VerificationTable(BaseModel):
         return table
 
 
+class JoinsTable(BaseModel):
+    """Budgets for new samplers, in joins in ten minutes."""
+
+    model_config = _STRICT
+
+    per_address: int = Field(default=JOINS.per_address, ge=1, le=1_000_000)
+    """From one IPv4 address or IPv6 /64."""
+    total: int = Field(default=JOINS.total, ge=1, le=1_000_000)
+    """From all together."""
+
+
 class TermsTable(BaseModel):
     """Replacement of a silent leader. With three or more electors it needs no operator."""
 
@@ -167,6 +178,7 @@ class RunSpec(BaseModel):
     sync: SyncTable = SyncTable()
     verification: VerificationTable = VerificationTable()
     terms: TermsTable = TermsTable()
+    joins: JoinsTable = JoinsTable()
     algorithm: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -232,6 +244,7 @@ def new_run(
             electors=[_key(each, "terms.electors") for each in spec.terms.electors],
             heartbeat_ms=spec.terms.heartbeat_ms,
             lease_ms=spec.terms.lease_ms,
+            joins=Joins(**spec.joins.model_dump()),
             seeds=[seed.text for seed in parse_seeds(spec.seeds)],
             nonce=nonce,
             data=found.described,

@@ -200,7 +200,7 @@ class TrainerLoop:
         recovered = self.recovered = await self._recover()
         self.admission.exempt_known_heads()
         deliveries = {
-            topics.topic(self._run.id, topics.JOINS): self._joins.taker(self._journal),
+            topics.topic(self._run.id, topics.JOINS): self._joins.taker(self._journal, self._network.address),
             topics.topic(self._run.id, topics.GROUPS): Taker(self._gossip.validate, self._gossip.take),
         }
         with serve_deliveries(self._network, deliveries):

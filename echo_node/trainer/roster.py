@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Final
 
 from echo_node.errors import PeerError
-from echo_node.net.base import ACCEPT, Message, Validation
+from echo_node.net.base import ACCEPT, BusyError, Message, Validation
 from echo_node.net.outbox.direct_delivery import Taker
 from echo_node.runs.algorithm import training_settings
 from echo_node.runs.engine_shares import ClassShares
 from echo_node.runs.run import Run
 from echo_node.runtime.change_signal import ChangeSignal
+from echo_node.trainer.join_budget import JoinBudget
 from echo_node.trainer.journal import TrainingJournal
 from protocol import Envelope, Join, Member, Opened, Roster, limits, open_sealed
 
@@ -39,6 +40,8 @@ class RosterBuilder:
         self._members: dict[bytes, Member] = {}
         self._next_change: dict[bytes, float] = {}
         self._changed = ChangeSignal()
+        limit = run.manifest.joins
+        self._budget = JoinBudget(limit.per_address, limit.total, clock)
 
     def add(self, join: Opened[Join]) -> bool:
         """Add a sampler, or its new engine class; return whether anything changed."""
@@ -50,8 +53,13 @@ class RosterBuilder:
         self._changed.notify()
         return True
 
-    def taker(self, journal: TrainingJournal) -> Taker:
-        """Return the handler of delivered joins, which count from the next head on."""
+    def taker(
+        self, journal: TrainingJournal, address: Callable[[bytes], str | None] = lambda _: None
+    ) -> Taker:
+        """Return the handler of delivered joins, which count from the next head on.
+
+        `address` returns that of a peer's connection, by which joins of new keys have a budget.
+        """
 
         def validate(message: Message) -> Validation:
             Envelope.parse(message.data).claim(Join, self._run.id)
@@ -61,6 +69,11 @@ class RosterBuilder:
             join = open_sealed(message.data, Join, self._run.id, signer=message.sender)
             if (why := self.refusal(join)) is not None:
                 raise PeerError(why)
+            if join.signer not in self._members:
+                where = address(message.sender)
+                if (wait := self._budget.wait(where)) > 0:
+                    raise BusyError(f"too many new samplers joined lately: try again in {wait:.0f} s")
+                self._budget.spend(where)
             if self._is_change(join):
                 await journal.join(join.signer, join.sealed)  # on disk before it is acknowledged
                 self.add(join)

@@ -66,6 +66,7 @@ from protocol.manifest import (
     ContractVector,
     DataSet,
     EngineTolerance,
+    Joins,
     Model,
     ModelFile,
     Sampling,
@@ -132,6 +133,7 @@ MANIFEST = Manifest(
             z_most=0.01,
         ),
     ),
+    joins=Joins(per_address=256, total=6_000),
     model=Model(
         architecture="Qwen3ForCausalLM",
         context=4096,

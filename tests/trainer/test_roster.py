@@ -9,12 +9,13 @@ import trio
 import trio.testing
 
 from echo_node.errors import PeerError
-from echo_node.net.base import Message
+from echo_node.net.base import BusyError, Message
 from echo_node.trainer.journal import open_journal
 from echo_node.trainer.roster import CHANGE_SECONDS, RosterBuilder
 from protocol import Join, Member, Opened, Roster, decode, encode, limits, open_sealed, seal
 from protocol.digest import ZERO
-from tests.crafting import ENGINE, SAMPLERS, changed_run, open_run
+from protocol.manifest import Joins
+from tests.crafting import ENGINE, SAMPLERS, changed_run, identity, open_run
 
 RUN = open_run()
 OTHER = "llama/f16"
@@ -138,6 +139,27 @@ async def test_a_join_is_on_disk_before_it_is_acknowledged_and_the_last_one_coun
             again.add(open_sealed(sealed, Join, RUN.id))
     assert again.roster() == builder.roster()
     assert [each.engine for each in again.roster().members] == [OTHER]
+
+
+async def test_keys_of_one_address_wait_for_its_budget_and_known_samplers_do_not():
+    run = changed_run(RUN, joins=Joins(per_address=5, total=100))
+    builder = RosterBuilder(run)
+    strangers = [identity(f"stranger {number}") for number in range(8)]
+    where = {each.public: "198.51.100.7" for each in strangers[:7]} | {strangers[7].public: "203.0.113.1"}
+    async with open_journal(None, run.id) as journal:
+        taker = builder.taker(journal, where.get)
+
+        async def take(sampler):
+            await taker.take(Message("", join(sampler, run=run).sealed, sampler.public))
+
+        for each in (*strangers[:5], strangers[7]):
+            await take(each)
+        for each in strangers[5:7]:
+            with pytest.raises(BusyError, match="try again in"):
+                await take(each)
+        again = Message("", join(strangers[0], OTHER, run=run).sealed, strangers[0].public)
+        await taker.take(again)
+    assert len(builder.roster().members) == 6
 
 
 async def test_waiting_for_samplers_ends_with_the_last_of_them():
