@@ -37,6 +37,8 @@ GROUP: Final = 4
 class Progress:
     """What has been judged so far. Gaps are of log-probabilities, the worst of all groups."""
 
+    run: str = ""
+    """Id of the run, which fixes all draws: another one begins anew."""
     completions: int = 0
     tokens: int = 0
     end_tokens: int = 0
@@ -50,8 +52,9 @@ class Progress:
     reasons: list[str] = dataclasses.field(default_factory=list)
 
     @classmethod
-    def read(cls, path: Path) -> Progress:
-        return cls(**json.loads(path.read_text())) if path.is_file() else cls()
+    def read(cls, path: Path, run: str) -> Progress:
+        found = cls(**json.loads(path.read_text())) if path.is_file() else cls()
+        return found if found.run == run else cls(run=run)
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +65,7 @@ class Progress:
 
 def go_on(stage: Stage, wanted: int, path: Path) -> Progress:
     """Judge honest groups until so many completions have been, writing progress to a file."""
-    found, cumulative = Progress.read(path), CumulativeEvidence()
+    found, cumulative = Progress.read(path, stage.run.id.hex()), CumulativeEvidence()
     tolerance = next(each for each in stage.run.manifest.engines if each.engine == stage.engine_class)
     bounds, step = Tolerance(tolerance), ROWS // GROUP
     for before in range(found.completions // GROUP):

@@ -284,7 +284,7 @@ def _tolerance(
 
 
 ENGINES: Final = (
-    _tolerance("llama/f16", d_mean=3e-4, d_most=0.019, gap_most=0.25, z_mean=0.003, z_most=0.08),
+    _tolerance("llama/f16", d_mean=3e-4, d_most=0.019, gap_most=0.25, z_mean=0.006, z_most=0.3),
     _tolerance("llama/f32", d_mean=1e-5, d_most=1e-3, gap_most=2e-3, z_mean=1e-4, z_most=1e-2),
     _tolerance("torch/f32", d_mean=1e-5, d_most=1e-3, gap_most=2e-3, z_mean=1e-4, z_most=1e-2),
 )
@@ -293,7 +293,8 @@ ENGINES: Final = (
 The bound on a single token is beyond any of a million honest positions of the embedded model, at
 versions up to 300, where the tail is longer than at the beginning. There the largest gap of 19,000
 log-probabilities was 0.038 in `llama/f16` and 1.2e-5 in the float32 classes; on SmolLM2-135M 0.051
-of 39,000 and 8.3e-5 of 10,000.
+of 39,000 and 8.3e-5 of 10,000. Completions of 512 tokens of SmolLM2-135M decide the scaled bounds
+of `llama/f16`: of 42,000 tokens one was at a scaled distance of 0.104, and a mean of 320 at 0.0021.
 """
 
 
