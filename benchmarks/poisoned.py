@@ -213,7 +213,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.poisoned", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few steps, to see that it works")
     parser.add_argument("--steps", type=int, default=None, help=f"default: {STEPS}")
-    parser.add_argument("--seeds", type=int, nargs="*", default=[0], help="default: 0")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument("--policy", choices=("sampled", "quorum", "self"), default="sampled")
     parser.add_argument("--verifiers", type=int, default=1)
     parser.add_argument(

@@ -51,6 +51,9 @@ def _just(value: float) -> Bound:
     return Bound("=", value)
 
 
+_ATTACKS: Final = ("by_hand", "equal_claims", "long_groups")
+"""Attacks of the poisoned swarm, each a side of its own."""
+
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "wire": Benchmark(
         "sealing and opening a 64 kB group over msgpack, BLAKE3 and Ed25519 alone, on the same bytes",
@@ -116,9 +119,13 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         minutes=60,
     ),
     "poisoned": Benchmark(
-        "learning with half of the samplers cheating: clean, verified, and believed",
-        {"honest_condemned": _just(0)},
-        minutes=10,
+        "learning with half of the samplers cheating: clean, verified, believed, and each attack",
+        {
+            "honest_condemned": _just(0),
+            **{f"{name}/steps_over_clean": _most(1.15) for name in _ATTACKS},
+            **{f"{name}/forged_trained_share": _most(0.02) for name in _ATTACKS},
+        },
+        minutes=40,
     ),
     "convergence": Benchmark(
         "learning over the swarm against TRL on one machine: steps, times, final reward",
