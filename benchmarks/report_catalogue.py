@@ -118,6 +118,9 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         },
         minutes=60,
     ),
+    "verify_caps": Benchmark(
+        "honest completions against the caps on single log-probabilities, resumably", minutes=60
+    ),
     "poisoned": Benchmark(
         "learning with half of the samplers cheating: clean, verified, believed, and each attack",
         {
