@@ -8,11 +8,42 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from echo_node.cli.confirm import agree, choose, offer_backup
+from echo_node.cli.join_flags import (
+    AnnounceFlag,
+    AsJsonFlag,
+    BatteryFlag,
+    BulkPortFlag,
+    DeviceFlag,
+    EngineFlag,
+    FirstSamplersFlag,
+    LanFlag,
+    ListenFlag,
+    LogFlag,
+    MaxDiskFlag,
+    MaxDownFlag,
+    MaxMemoryFlag,
+    MaxUpFlag,
+    ModelFlag,
+    NiceFlag,
+    NoPageFlag,
+    NprocFlag,
+    PageButtonsFlag,
+    PageFlag,
+    PromoteFlag,
+    RoleFlag,
+    RunArgument,
+    SeedsFlag,
+    SlotsFlag,
+    StepsFlag,
+    ThreadsFlag,
+    UnsafeNoJailFlag,
+    YesFlag,
+)
 from echo_node.cli.keys import State
 from echo_node.runtime.console import say
 
@@ -21,215 +52,37 @@ if TYPE_CHECKING:
 
 
 def join(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            help="An echo: link, a run's id, its folder, its manifest's file or its TOML file; one of the open runs if"
-            " left out. A bootstrap needs none.",
-            metavar="RUN",
-            show_default=False,
-        ),
-    ] = None,
+    run: RunArgument = None,
     *,
-    role: Annotated[str, typer.Option(help="sampler, trainer, verifier or bootstrap.", show_default=False)],
+    role: RoleFlag,
     state: State = None,
-    seeds: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--seed",
-            help="A node to meet others at, as a multiaddress with its peer id. May be repeated.",
-            rich_help_panel="Network",
-        ),
-    ] = None,
-    listen: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Where to listen, as a multiaddress; any free port if left out. May be repeated.",
-            rich_help_panel="Network",
-        ),
-    ] = None,
-    announce: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="An address that others can dial, where this machine does not know it. May be repeated.",
-            rich_help_panel="Network",
-        ),
-    ] = None,
-    lan: Annotated[
-        bool,
-        typer.Option(
-            "--lan", help="Also look for nodes on the local network (mDNS).", rich_help_panel="Network"
-        ),
-    ] = False,
-    bulk_port: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="The TCP port for large blobs (TLS); 0 for the one after the port of --listen, or any that is free.",
-            show_default=False,
-            rich_help_panel="Network",
-        ),
-    ] = 0,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="The model: a folder, a hub's owner/name, a .gguf file; the run's own if left out."
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="The class of its engine, such as llama/f16; the best that fits if left out.",
-            rich_help_panel="Sampler",
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, max=1024, help="How many threads compute.", rich_help_panel="This machine"),
-    ] = None,
-    slots: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=512,
-            help="Groups that are made together; as many as fit, up to 16, if left out.",
-            rich_help_panel="Sampler",
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1_000_000_000,
-            help="Steps to take; until it is stopped if left out.",
-            rich_help_panel="Trainer",
-        ),
-    ] = None,
-    first_samplers: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="How many samplers must have joined before it begins.",
-            rich_help_panel="Trainer",
-        ),
-    ] = 1,
-    nproc: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=64,
-            help="In how many processes it computes, under torchrun.",
-            rich_help_panel="Trainer",
-        ),
-    ] = 1,
-    log: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Also write the metrics of every step to wandb, tensorboard or trackio. May be repeated. The package"
-            " must be installed, as by pip install wandb.",
-            metavar="NAME",
-            show_default=False,
-            rich_help_panel="Trainer",
-        ),
-    ] = None,
-    promote: Annotated[
-        bool,
-        typer.Option(
-            "--promote",
-            help="Ask the electors to lead as soon as the leader's lease is over. Only needed where fewer than"
-            " three electors are named: else a trainer that stands by asks by itself.",
-            rich_help_panel="Trainer",
-        ),
-    ] = False,
-    device: Annotated[
-        str,
-        typer.Option(
-            help="Where the engine, or a trainer's step, computes: auto, cpu, cuda or mps.",
-            show_default=False,
-            rich_help_panel="This machine",
-        ),
-    ] = "auto",
-    max_memory: Annotated[
-        str | None,
-        typer.Option(
-            help="The most that the engine may take, such as 4GB.",
-            show_default=False,
-            rich_help_panel="This machine",
-        ),
-    ] = None,
-    max_disk: Annotated[
-        str | None,
-        typer.Option(
-            help="The most that the state may take, such as 20GB.",
-            show_default=False,
-            rich_help_panel="This machine",
-        ),
-    ] = None,
-    max_up: Annotated[
-        str | None,
-        typer.Option(
-            help="The most of weights that is sent a second, such as 2MB.",
-            show_default=False,
-            rich_help_panel="This machine",
-        ),
-    ] = None,
-    max_down: Annotated[
-        str | None,
-        typer.Option(
-            help="The most of weights that is fetched a second, such as 5MB.",
-            show_default=False,
-            rich_help_panel="This machine",
-        ),
-    ] = None,
-    nice: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=19,
-            help="How far to give way to the machine's other work, up to 19.",
-            rich_help_panel="This machine",
-        ),
-    ] = 0,
-    battery: Annotated[
-        bool,
-        typer.Option(
-            "--battery", help="Go on while the machine is on battery.", rich_help_panel="This machine"
-        ),
-    ] = False,
-    unsafe_no_jail: Annotated[
-        bool,
-        typer.Option(
-            "--unsafe-no-jail",
-            help="Run the contract although this system cannot isolate it. It may then read your files.",
-            rich_help_panel="This machine",
-        ),
-    ] = False,
-    page: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="The port of the page about this node, on this machine only; 0 for any. On a terminal it is 8420.",
-            show_default=False,
-            rich_help_panel="Page",
-        ),
-    ] = None,
-    no_page: Annotated[bool, typer.Option("--no-page", help="No page.", rich_help_panel="Page")] = False,
-    page_buttons: Annotated[
-        bool,
-        typer.Option(
-            "--page-buttons",
-            help="Let the page pause the node, for whoever has the address that is printed.",
-            rich_help_panel="Page",
-        ),
-    ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Work for a run that was found on the network without asking.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Say what happens as lines of JSON on standard output.")
-    ] = False,
+    seeds: SeedsFlag = None,
+    listen: ListenFlag = None,
+    announce: AnnounceFlag = None,
+    lan: LanFlag = False,
+    bulk_port: BulkPortFlag = 0,
+    model: ModelFlag = None,
+    engine: EngineFlag = None,
+    threads: ThreadsFlag = None,
+    slots: SlotsFlag = None,
+    steps: StepsFlag = None,
+    first_samplers: FirstSamplersFlag = 1,
+    nproc: NprocFlag = 1,
+    log: LogFlag = None,
+    promote: PromoteFlag = False,
+    device: DeviceFlag = "auto",
+    max_memory: MaxMemoryFlag = None,
+    max_disk: MaxDiskFlag = None,
+    max_up: MaxUpFlag = None,
+    max_down: MaxDownFlag = None,
+    nice: NiceFlag = 0,
+    battery: BatteryFlag = False,
+    unsafe_no_jail: UnsafeNoJailFlag = False,
+    page: PageFlag = None,
+    no_page: NoPageFlag = False,
+    page_buttons: PageButtonsFlag = False,
+    yes: YesFlag = False,
+    as_json: AsJsonFlag = False,
 ) -> None:
     """Take part in a run as sampler, trainer or verifier, or be a bootstrap node of the network.
 

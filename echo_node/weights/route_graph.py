@@ -59,8 +59,3 @@ def cheapest(
                 step = Step(head, route)
                 heapq.heappush(queue, (size + price, steps + 1, next(ranks), route.base, (step, *way)))
     return None
-
-
-def size_of(way: Way, cost: Cost = whole) -> int:
-    """Return the cost of a way."""
-    return sum(cost(step.route) or 0 for step in way)

@@ -8,8 +8,13 @@ import random
 
 import pytest
 
-from echo_node.weights.route_graph import cheapest, size_of
+from echo_node.weights.route_graph import cheapest
 from protocol import ZERO, Opened, Route, WeightsHead
+
+
+def size_of(way) -> int:
+    """Return the bytes of a way."""
+    return sum(step.route.size for step in way)
 
 
 def name(text: str) -> bytes:
