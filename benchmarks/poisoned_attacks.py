@@ -70,6 +70,8 @@ class Attack:
     """Holds while the swarm runs."""
     honest_groups: tuple[int, ...] = (64, 64)
     """Groups for which each cheat is honest, to be trusted."""
+    keys: int = 1
+    """Keys under which each cheat joins; together they make as many groups as one."""
 
 
 class EqualClaims(Run):
@@ -132,5 +134,6 @@ ATTACKS: Final[dict[str, Attack]] = {
     "equal_claims": Attack(cheats=claim_equal_rewards),
     "by_hand": Attack(cheats=deliver_by_hand),
     "long_groups": Attack(everybody=deliver_by_hand, during=by_reference),
+    "many_keys": Attack(keys=4, honest_groups=(0, 16)),
 }
 """Attacks by the names of their sides in the results."""

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -123,6 +124,7 @@ class _Swarm:
         self._seed = seed
         self._steps = steps
         self._honest = SAMPLERS - cheats
+        self._nodes_in_all = self._honest + cheats * attack.keys
         self._attack = attack
         self._cheats: dict[bytes, ForgingEngine] = {}
         """Cheating samplers by public key."""
@@ -139,14 +141,13 @@ class _Swarm:
             ledger = engines.enter_context(_Accusations(Path(passing) / "ledger.sqlite", self._forged_by))
             with trio.fail_after(LONGEST_SECONDS):
                 async with MemorySwarm(seed) as swarm, trio.open_nursery() as nursery:
-                    for number in range(SAMPLERS):
+                    for number in range(self._nodes_in_all):
                         sampler = self._sampler(number, Sampler(run, swarm.join))
                         node = Node(sampler.run, identity(seed, f"sampler {number}"), sampler.join)
                         engine = engines.enter_context(closing(self._engine(number)))
                         self._nodes.append(node)
-                        nursery.start_soon(
-                            lambda node=node, engine=engine: node.sample(slots_per_call=SLOTS, engine=engine)
-                        )
+                        slots = self._slots(number)
+                        nursery.start_soon(partial(node.sample, slots_per_call=slots, engine=engine))
                     for number in range(len(run.manifest.verifiers)):
                         node = Node(run, identity(seed, f"verifier {number}"), swarm.join)
                         engine = engines.enter_context(closing(self._plain_engine(GROUP)))
@@ -162,19 +163,23 @@ class _Swarm:
                         luck=lambda: luck(seed, f"head {next(heads)}"),
                     )
                     await trainer.train(
-                        self._steps + EXTRA_STEPS, records=self._records, first_samplers=SAMPLERS
+                        self._steps + EXTRA_STEPS, records=self._records, first_samplers=self._nodes_in_all
                     )
                     nursery.cancel_scope.cancel()
             return self._outcome(curve, time.monotonic() - begun, ledger)
 
     def _engine(self, number: int) -> LocalEngine:
         if number < self._honest:
-            return self._plain_engine(SLOTS * GROUP)
+            return self._plain_engine(self._slots(number) * GROUP)
         honest_groups = self._attack.honest_groups
         first = honest_groups[(number - self._honest) % len(honest_groups)]
-        cheat = self._attack.engine(self._run, SLOTS * GROUP, first)
+        cheat = self._attack.engine(self._run, self._slots(number) * GROUP, first)
         self._cheats[identity(self._seed, f"sampler {number}").public] = cheat
         return cheat
+
+    def _slots(self, number: int) -> int:
+        """Return the groups of one call; the keys of a cheat share its slots."""
+        return SLOTS if number < self._honest else max(1, SLOTS // self._attack.keys)
 
     def _sampler(self, number: int, sampler: Sampler) -> Sampler:
         """Return what a sampler's node is made with: as all have it, and changed if it cheats."""
