@@ -8,7 +8,7 @@ a side of the benchmark.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 from benchmarks.poisoned_cheats import CheatingEngine, ForgingEngine
 from echo_node.contract import Prompt, Score
+from echo_node.engine.base import Finished, SlotRequest, Update, never, no_news
+from echo_node.engine.local import LocalEngine
 from echo_node.errors import PeerError
 from echo_node.net.base import Network
 from echo_node.net.outbox.direct_delivery import deliver
@@ -33,6 +35,8 @@ from protocol import Identity, topics
 
 DELIVERY_SECONDS: Final = 20.0
 """Deadline in seconds of a delivery by hand."""
+LIE: Final = 3.0
+"""Nats by which a liar's end tokens are claimed to be less likely."""
 SHORT: Final = 256
 """Bytes above which a group goes by reference, where all are to be sent so."""
 Join = Callable[[Identity], AbstractAsyncContextManager[Network]]
@@ -130,9 +134,42 @@ def by_reference() -> Generator[None]:
         defaults["longest"] = before
 
 
+class SingleTokenLiar(CheatingEngine):
+    """An engine that draws honestly, and claims its end tokens as far less likely than they were.
+
+    Each then weighs as much as the clip allows: completions that end are learnt, or unlearnt, most.
+    """
+
+    def generate(
+        self,
+        requests: Iterable[SlotRequest],
+        *,
+        stop: Callable[[], bool] = never,
+        news: Callable[[], Update | None] = no_news,
+    ) -> Iterator[Finished]:
+        """Yield honest completions; after those for trust, with lies on their end tokens."""
+        asked = list(requests)
+        lies = self._honest_left <= 0
+        self._honest_left -= len(asked)
+        if lies:
+            self.forged |= {request.slot_key: "single tokens" for request in asked}
+        for finished in LocalEngine.generate(self, asked, stop=stop, news=news):
+            draw = finished.draw
+            if lies and draw.finish == "end":
+                claimed = draw.logprobs.copy()
+                claimed[-1] -= LIE
+                draw = dataclasses.replace(draw, logprobs=claimed)
+            yield Finished(finished.request, finished.completion, draw)
+
+
+def _single_token_liar(run: Run, rows: int, honest_groups: int) -> ForgingEngine:
+    return SingleTokenLiar(run, rows=rows, honest_groups=honest_groups)
+
+
 ATTACKS: Final[dict[str, Attack]] = {
     "equal_claims": Attack(cheats=claim_equal_rewards),
     "by_hand": Attack(cheats=deliver_by_hand),
+    "single_token_mu": Attack(engine=_single_token_liar),
     "long_groups": Attack(everybody=deliver_by_hand, during=by_reference),
     "many_keys": Attack(keys=4, honest_groups=(0, 16)),
 }

@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from benchmarks.poisoned import BELIEVED, CLEAN, VERIFIED, bounds_lines, figures, run_all
+from benchmarks.poisoned_attacks import ATTACKS
 from benchmarks.poisoned_cheats import TURNS, CheatingEngine
 from benchmarks.poisoned_swarm import CHEATS, Outcome, play
 from echo_node.engine.base import never
@@ -71,6 +72,21 @@ def test_what_is_typed_in_is_half_right_so_that_it_counts_as_much_as_a_group_can
         rewards = [score.value for score in run.scores(group.prompt, [each.ids for each in completions])]
         assert rewards == [each.reward for each in completions]
         assert sorted(advantages(rewards, "mean")) == [-0.5] * 4 + [0.5] * 4
+
+
+def test_a_liar_on_single_tokens_draws_honestly_and_is_condemned_by_one_look(stage):
+    run, head, judge = stage
+    with closing(ATTACKS["single_token_mu"].engine(run, SLOTS * 8, SLOTS)) as engine:
+        engine.load(head.id, read_model(run.folder))
+        rollout = Rollout(run, SAMPLER, engine)
+        calls = [rollout.fill(head, range(n * SLOTS, (n + 1) * SLOTS), never) for n in range(2)]
+        assert len(engine.forged) == SLOTS
+    admission = Admission(run)
+    admission.published(head, roster(SAMPLER))
+    groups = [admission.judge(Envelope.parse(each.sealed)) for call in calls for each in call]
+    found = [judge.check(group).breach for group in groups]
+    assert found[:SLOTS] == [None] * SLOTS
+    assert {breach.reason for breach in found[SLOTS:]} == {"wrong-logprobs"}
 
 
 def outcome(side: str, rewards: list[float], **changes) -> Outcome:
