@@ -184,9 +184,12 @@ def _row(found: Calibration) -> dict[str, Any]:
 
 def _toml(title: str, found: Sequence[Calibration]) -> str:
     """Return the tolerances as lines to paste into a run's file."""
+    from dataclasses import replace
+
     from echo_node.errors import one_line
 
     lines = [f"# {one_line(title)}"]
+    filling = _filling(found)
     for each in sorted(found, key=lambda each: each.tolerance.engine):
         tolerance = each.tolerance
         if each.off < _FEW or each.refused:
@@ -194,11 +197,23 @@ def _toml(title: str, found: Sequence[Calibration]) -> str:
                 f"# Too few to know the worst: {each.off} of {len(each.honest)} honest completions differ from the"
                 " judge's draw at all. More --completions tell more."
             )
+        if tolerance.engine == filling and tolerance.share < 1.0:
+            lines.append(
+                "# Wide. It may fill a batch because no narrower class was measured: a swarm of it must learn."
+            )
+            tolerance = replace(tolerance, share=1.0)
         lines += ["[[engines]]", f'engine = "{tolerance.engine}"']
         names = ("d_mean", "d_most", "gap_most", "z_mean", "z_most", "share")
         lines += [f"{name} = {getattr(tolerance, name)!r}" for name in names]
         lines.append("")
     return "\n".join(lines)
+
+
+def _filling(found: Sequence[Calibration]) -> str | None:
+    """Return the class that may fill a batch alone: none needs to where another one can."""
+    if not found or any(each.tolerance.share >= 1.0 for each in found):
+        return None
+    return min(found, key=lambda each: each.tolerance.d_mean).tolerance.engine
 
 
 def _write(

@@ -22,6 +22,7 @@ from blake3 import blake3
 from echo_node.errors import ConfigError, StoreError, boundary
 from echo_node.models.architecture import Parameters, can_read_parameters, read_parameters
 from echo_node.models.bf16_file import bf16_pieces, write_bf16_file
+from echo_node.models.families import check_family
 from echo_node.models.folder import INDEX, WEIGHTS, map_folder, read_json, read_model_config, weight_files
 from echo_node.models.progress import Progress, no_progress
 from echo_node.models.safetensors_file import MappedTensor
@@ -99,7 +100,9 @@ def take_in(
 
 def make_plan(folder: Path) -> Plan:
     """Decide what of a folder's weights is kept; refuse what does not fit its configuration."""
-    config, found = read_model_config(folder), map_folder(folder)
+    config = read_model_config(folder)
+    check_family(config)
+    found = map_folder(folder)
     wanted = read_parameters(folder) if can_read_parameters() else None
     notes: list[str] = []
     if not (folder / WEIGHTS).is_file() and not isinstance(read_json(folder / INDEX).get("metadata"), dict):

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from echo_node.config import load_config, write_resolved
 from echo_node.contract.jail.required import REQUIRED
 from echo_node.contract.registry import as_a_guest
+from echo_node.engine.engine_classes import CLASSES
 from echo_node.errors import ConfigError, StoreError, boundary, looking_at
 from echo_node.models import embedded
 from echo_node.models.model_source import open_model
@@ -152,6 +153,20 @@ class TermsTable(BaseModel):
     """
 
 
+class EngineTable(BaseModel):
+    """An engine class with its tolerance, as `echo-node verifier calibrate` prints it."""
+
+    model_config = _STRICT
+
+    engine: str
+    d_mean: float = Field(ge=0.0, le=1.0)
+    d_most: float = Field(ge=0.0, le=1.0)
+    gap_most: float = Field(ge=0.0)
+    z_mean: float = Field(ge=0.0, le=1e6)
+    z_most: float = Field(ge=0.0, le=1e6)
+    share: float = Field(default=1.0, ge=0.0, le=1.0)
+
+
 class RunSpec(BaseModel):
     """The operator's settings of a run. Keys are peer ids, as `echo-node keys show` prints them."""
 
@@ -165,7 +180,7 @@ class RunSpec(BaseModel):
     """The first one leads."""
     verifiers: list[str] = Field(default_factory=list, max_length=limits.KEYS)
     seeds: list[str] = Field(default_factory=list, max_length=limits.ADDRESSES)
-    engines: list[str] = Field(default_factory=list)
+    engines: list[str | EngineTable] = Field(default_factory=list, max_length=limits.CLASSES)
     """Engine classes that may sample; all with a known tolerance if empty."""
     chat: bool = False
     """Whether prompts go through the model's chat template."""
@@ -338,15 +353,24 @@ def model_folder(
     return embedded.folder() if model == EMBEDDED else open_model(model, progress=progress, note=note)
 
 
-def _engines(wanted: Sequence[str]) -> tuple[EngineTolerance, ...]:
+def _engines(wanted: Sequence[str | EngineTable]) -> tuple[EngineTolerance, ...]:
+    """Return the tolerances of the classes: those given as tables, or the known ones."""
     known = {each.engine: each for each in ENGINES}
+    found: dict[str, EngineTolerance] = {}
     for each in wanted:
-        if each not in known:
+        name = each if isinstance(each, str) else each.engine
+        if name not in (known if isinstance(each, str) else CLASSES):
             raise ConfigError(
-                f"no tolerance is known for engines of the class {each}",
-                advice=f"take some of {', '.join(known)}",
+                f"no tolerance is known for engines of the class {name}",
+                advice=f"take some of {', '.join(known)}, or paste what echo-node verifier calibrate prints",
             )
-    return tuple(known[each] for each in sorted(set(wanted) or known))
+        if name in found:
+            raise ConfigError(f"engines: {name} stands there twice", advice="leave one of the two out")
+        with boundary(
+            ConfigError, f"engines: {name}", advice="paste what echo-node verifier calibrate prints"
+        ):
+            found[name] = known[name] if isinstance(each, str) else EngineTolerance(**each.model_dump())
+    return tuple(each for _, each in sorted((found or known).items()))
 
 
 def _key(text: str, where: str) -> bytes:
