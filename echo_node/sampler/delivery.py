@@ -233,10 +233,11 @@ class GroupDelivery:
                 await self._outbox.revive()
             step = head.message.step
             old = {group for group, each in self._posted.items() if self._is_stale(each.head, step)}
-            old |= {each for each, (under, _) in self._announcements.items() if self._is_stale(under, step)}
-            await self._outbox.refuse(dict.fromkeys(old, "stale"))
+            past = {each for each, (under, _) in self._announcements.items() if self._is_stale(under, step)}
+            await self._outbox.refuse(dict.fromkeys(old | past, "stale"))
             await self._outbox.forget(old)
-            await self._drop(old)
+            await self._outbox.forget(past, record=False)  # groups alone count as delivered
+            await self._drop(old | past)
 
     def _is_stale(self, head: bytes, step: int) -> bool:
         """Return whether a group is too old; an unknown head is old, or lost to a new term."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
+from echo_node.rollouts.announced_slots import is_announcement
 from protocol import Envelope, Join, ProtocolError, Roster, TrajectoryGroup, decode, open_sealed
 from protocol.digest import context
 from protocol.identity import verify
@@ -154,7 +155,8 @@ def _unnamed(evidence: Evidence, branches: Branches, counts: Counts) -> Iterator
 def _said_acknowledged(evidence: Evidence) -> Iterator[tuple[bytes, tuple[str, Posted]]]:
     for node in evidence.nodes:
         for each in node.outbox:
-            if node.honest and each.state in {"acknowledged", "delivered"}:
+            announces = each.data and is_announcement(Envelope.parse(each.data))
+            if node.honest and not announces and each.state in {"acknowledged", "delivered"}:
                 yield each.id, (node.name, each)
 
 

@@ -173,11 +173,14 @@ class Outbox:
         self._add(found)
         return list(found)
 
-    async def forget(self, ids: Iterable[bytes] | None = None, *, older_than: float = 0.0) -> int:
+    async def forget(
+        self, ids: Iterable[bytes] | None = None, *, older_than: float = 0.0, record: bool = True
+    ) -> int:
         """Drop items acknowledged at least `older_than` seconds ago; return how many.
 
-        Of these ids, or of all. By the wall clock: an item that seems to have been acknowledged in
-        the future, since the clock was set back, counts from now.
+        Of these ids, or of all; `record` keeps their ids as delivered. By the wall clock: an item
+        that seems to have been acknowledged in the future, since the clock was set back, counts
+        from now.
         """
         wanted = None if ids is None else set(ids)
         now = time.time()
@@ -185,7 +188,8 @@ class Outbox:
         def drop(file: sqlite3.Connection) -> dict[bytes, int]:
             file.execute(_FIX_FUTURE_TIMES, (now, now))
             found = _select(file.execute(_KEPT_SINCE, (now - older_than,)).fetchall(), wanted)
-            file.executemany(_DELIVERED, [(each,) for each in found])
+            if record:
+                file.executemany(_DELIVERED, [(each,) for each in found])
             file.executemany("DELETE FROM items WHERE id = ?", [(each,) for each in found])
             file.execute(_TRIM_DELIVERED, (DELIVERED,))
             return found
