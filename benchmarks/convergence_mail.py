@@ -19,8 +19,18 @@ import trio
 from benchmarks.convergence_task import BATCH
 from echo_node.net.base import Network, RequestError
 from echo_node.net.memory import MemorySwarm
+from echo_node.rollouts.announced_slots import is_announcement
 from echo_node.telemetry.metrics import Records, StepRecord
-from protocol import Delivery, Identity, TrajectoryGroup, decode, fill_batches, read_batch, topics
+from protocol import (
+    Delivery,
+    Identity,
+    TrajectoryGroup,
+    decode,
+    fill_batches,
+    read_batch,
+    topics,
+    write_batch,
+)
 
 MOST_BATCHES = 32
 """Most groups that wait here at once; beyond that the oldest are lost."""
@@ -70,6 +80,9 @@ class Mail(Records):
             await network.publish(topic, data)
             return
         for envelope in read_batch(data):
+            if is_announcement(envelope):
+                await network.publish(topic, write_batch([envelope.sealed]))
+                continue
             head = envelope.claim(TrajectoryGroup, self._run).heads[0]
             # A head without a step of its own, such as the first, is of the step that was the last.
             self._waiting.append((network, self._ages.setdefault(head, self.step), envelope.sealed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pydoc
 import re
 import statistics
@@ -64,13 +65,16 @@ for module in pkgutil.walk_packages(protocol.__path__, "protocol."):
 """
 
 
-def run(*command, cwd=ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+def run(*command, cwd=ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=100, check=False)
 
 
 def python(code: str, cwd: Path) -> str:
     """Return what a fresh interpreter prints outside the repository: only the install counts."""
-    done = run(sys.executable, "-c", code, cwd=cwd)
+    # Compiled modules stay, as they do for a user, and not in the repository.
+    compiled = {"PYTHONPYCACHEPREFIX": str(cwd / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
+    done = run(sys.executable, "-c", code, cwd=cwd, **compiled)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

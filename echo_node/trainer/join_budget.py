@@ -20,6 +20,8 @@ ALWAYS: Final = 4
 """Joins of one address in that time that are admitted whatever others do."""
 WIDE: Final = 16
 """Budgets of a /64 that one IPv6 /48 has."""
+DEBT: Final = 2
+"""Budgets that can be spent ahead, by joins that are always admitted; more is not counted."""
 ADDRESSES: Final = 65_536
 """Most addresses remembered; those without a join for longest are forgotten first."""
 _RELAYED: Final = "relayed"
@@ -62,7 +64,7 @@ class JoinBudget:
         for name, limit in {**self._limits(address), _ALL: self._total}.items():
             self._at(name, limit, now)
             spent = self._spent.setdefault(name, _Spent(at=now))
-            spent.joins += 1
+            spent.joins = min(spent.joins + 1, float(DEBT * limit))
             self._spent.move_to_end(name)
         while len(self._spent) > ADDRESSES:
             self._spent.popitem(last=False)

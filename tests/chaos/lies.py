@@ -25,6 +25,7 @@ from protocol import (
     Figures,
     Heartbeat,
     Identity,
+    Inventory,
     Join,
     Opened,
     ProtocolError,
@@ -180,6 +181,7 @@ class Liar:
                 self._grant,
                 self._receipt,
                 self._heartbeat,
+                self._inventory,
                 self._join,
             )
         ]
@@ -227,7 +229,9 @@ class Liar:
             return None
         told = true.claim(TrajectoryGroup, self._run)
         other = dataclasses.replace(
-            told, slot=told.slot + self._luck.randrange(1, 8), rewards=(1.0,) * len(told.rewards)
+            told,
+            slot=told.slot + self._luck.randrange(1, 8),
+            rewards=told.rewards and (1.0,) * len(told.rewards),
         )
         return topics.GROUPS, write_batch([self._as(true.signer, other)])
 
@@ -285,6 +289,14 @@ class Liar:
         now = self._luck.choice((FAR_FUTURE_MS, time.time_ns() // 1_000_000))
         beat = Heartbeat(head.id, head.message.term + self._luck.randrange(2), now, head.message.version + 7)
         return topics.HEARTBEATS, self._as(self._leader(), beat)
+
+    def _inventory(self) -> tuple[str, bytes] | None:
+        """It lists groups that the leader never took, so that verifiers fetch or vouch for them."""
+        head = self._head()
+        if head is None:
+            return None
+        listed = Inventory(self._luck.randbytes(64), head.id, self._luck.randrange(1, 99), head.message.term)
+        return topics.INVENTORIES, self._as(self._leader(), listed)
 
     def _join(self) -> tuple[str, bytes] | None:
         group = self._some_group()

@@ -28,6 +28,7 @@ from protocol import (
     Envelope,
     Figures,
     Heartbeat,
+    Inventory,
     Join,
     Member,
     Receipt,
@@ -52,7 +53,9 @@ from tests.swarm.processes import ROOT
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 ANN, BOB = SAMPLERS[:2]
-SIGNED = {kind.KIND: kind for kind in (TrajectoryGroup, WeightsHead, Verdict, Receipt, Heartbeat, Join)}
+SIGNED = {
+    kind.KIND: kind for kind in (TrajectoryGroup, WeightsHead, Verdict, Receipt, Heartbeat, Inventory, Join)
+}
 DOES = {
     "flood": "gossip sent",
     "forge": "gossip sent",

@@ -37,6 +37,7 @@ def proven(run, policy, sampler=ANN, first=1000):
 def arrived(run, policy, slot, sampler=ANN):
     one = group(run, slot, sampler)
     policy.saw(one.id, one.sampler)
+    policy.acknowledged([one.id], OTHER.public)
     return one
 
 

@@ -21,7 +21,7 @@ from echo_node.trainer.journal import Finding
 from echo_node.trainer.replay_buffer import ReplayBuffer
 from echo_node.trainer.share_credit import HALF_LIFE, HEADS, LEAST, ShareCredit
 from echo_node.trainer.verdict_policy import VerdictPolicy
-from protocol import TrajectoryGroup, open_sealed
+from protocol import Envelope, TrajectoryGroup
 from protocol.manifest import Verification
 from protocol.verdict import drawn, sign_draw
 from tests.crafting import TRAINER, changed_run, identity, open_run, sealed_group
@@ -78,9 +78,11 @@ class Training:
     def _arrive(self, sampler) -> None:
         slot = self._slots[sampler.public] = self._slots.get(sampler.public, -1) + 1
         head = self._step.to_bytes(32)
-        opened = open_sealed(sealed_group(self.run, head, sampler, slot), TrajectoryGroup, self.run.id)
-        group = RolloutRecord.of(opened, self._step, Prompt("r12345="))
+        envelope = Envelope.parse(sealed_group(self.run, head, sampler, slot))
+        message = envelope.claim(TrajectoryGroup, self.run.id)
+        group = RolloutRecord.of(envelope, message, self._step, Prompt("r12345="))
         self.policy.saw(group.id, group.sampler, group.head)
+        self.policy.acknowledged([group.id], VERIFIER.public)
         self.buffer.add(group)
         if self.run is RUNS["sampled"]:
             draw = sign_draw(VERIFIER, self.run.id, group.id)
