@@ -127,14 +127,20 @@ class Liar:
         return sum(each.result == "dishonest" and each.group in self._made for each in told)
 
     def _undrawn(self, under: bytes, prompt: NDArray[np.int64], slot: int) -> TrajectoryGroup:
-        """Some tokens, and rewards that differ: verifiers pass over what teaches nothing."""
+        """Some tokens that nobody drew; rewards that differ, where the run has claims."""
         model = self._told.model
         ids = self._luck.choices(
             [each for each in range(model.vocab_size) if each not in model.end_tokens], k=4
         )
         row = np.array([*ids, model.end_tokens[0]], dtype=np.int64)
         drawn = [
-            Completion(row, np.full(len(row), -0.5), "end", float(number % 2), (Stretch(0, len(row), 0),))
+            Completion(
+                row,
+                np.full(len(row), -0.5),
+                "end",
+                float(number % 2) if self._told.contract.pure else None,
+                (Stretch(0, len(row), 0),),
+            )
             for number in range(self._told.sampling.group_size)
         ]
         return TrajectoryGroup.of(
