@@ -64,13 +64,16 @@ class Receipts:
             del self._taken[next(iter(self._taken))]
 
     def take_announcement(self, announcement: bytes) -> None:
-        """Answer an announcement of slots that was taken."""
+        """Answer an announcement of slots that was taken, whatever was said of a copy before."""
+        self._refused.pop(announcement, None)
         if len(self._announced) < MOST_WAITING:
             self._announced[announcement] = None
 
     def refuse(self, group: bytes, reason: str) -> None:
         if group in self._taken or group in self._accepted:
             self._accepted[group] = None
+        elif group in self._announced:
+            return  # an answer to it waits already, and one receipt answers once
         elif group in self._refused or len(self._refused) < MOST_WAITING:
             self._refused[group] = reason
 
@@ -110,7 +113,7 @@ class Receipts:
             tip,
             accepted,
             tuple(Refusal(reason, refused[reason]) for reason in sorted(refused)),
-            announced[: max(0, room)],
+            [each for each in dict.fromkeys(announced) if each not in self._refused][: max(0, room)],
         )
 
     async def send_periodically(self) -> None:

@@ -235,3 +235,18 @@ async def test_another_rate_is_told_by_itself_and_a_rate_that_hardly_moved_is_no
             received = await listener.received()
             assert [receipt.rate for receipt in received] == expected
             assert answers(received) == []
+
+
+async def test_an_announcement_that_comes_twice_is_answered_once_and_stops_nobody():
+    """Taken and refused as a copy, in either order: two answers in one receipt ended the trainer."""
+    first, second = ids(1, 2)
+    async with desk() as (receipts, listener):
+        receipts.take_announcement(first)
+        receipts.refuse(first, "duplicate")
+        receipts.refuse(second, "not-in-roster")
+        receipts.take_announcement(second)
+        assert receipts.answer([first, second], [first, first, second])
+        await receipts.send()
+        (receipt,) = await listener.received()
+    assert set(receipt.announced_ids()) == {first, second}
+    assert not receipt.refused
