@@ -238,7 +238,7 @@ async def test_another_rate_is_told_by_itself_and_a_rate_that_hardly_moved_is_no
 
 
 async def test_an_announcement_that_comes_twice_is_answered_once_and_stops_nobody():
-    """Taken and refused as a copy, in either order: two answers in one receipt ended the trainer."""
+    """Taken and refused as a copy, in either order: two answers ended the trainer."""
     first, second = ids(1, 2)
     async with desk() as (receipts, listener):
         receipts.take_announcement(first)
