@@ -108,7 +108,7 @@ def make(at: Path, name: str, seed: int = 0, **changes: Any) -> Path:
     """Write the folder of one of the models."""
     kind, settings = MODELS[name]
     config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **settings, **changes})
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     draw_weights(model, seed)
     model.to(torch.bfloat16).save_pretrained(at)
     return at
