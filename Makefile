@@ -1,12 +1,12 @@
 # Every task of the project. `make` alone lists them.
-# Options: PYTHON=python3.12 (which Python to build .venv from), ARGS="…" (passed on), WORKERS=2 (tests at a time),
+# Options: PYTHON=python3.12 (which Python to build .venv from), ARGS="…" (passed on), WORKERS=3 (tests at a time),
 # SECONDS=60 (fuzz), AUDIT=--allow-unreachable (check, where OSV or npm cannot be asked).
 
 PYTHON  ?= python3
 ARGS    ?=
 AUDIT   ?=
 SECONDS ?= 60
-WORKERS ?= 2
+WORKERS ?= 3
 SEEDS   ?= 1 2 3
 
 BIN    := .venv/bin
@@ -50,7 +50,7 @@ $(FUZZER): Makefile tools/setup.py | $(HOUSE)
 demo: $(HOUSE) ## a whole swarm on this machine (ARGS="…")
 	@$(BIN)/echo-node demo $(ARGS)
 
-test: setup ## the tests (ARGS="-k name", WORKERS=2)
+test: setup ## the tests (ARGS="-k name", WORKERS=3)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 slow: setup ## the long forms of the tests

@@ -10,6 +10,7 @@ measures them.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import Counter
 from contextlib import closing
@@ -104,9 +105,15 @@ async def _sample(run: Run, swarm: MemorySwarm, seed: int, number: int, records:
 
 
 async def follow(
-    run: Run, swarm: MemorySwarm, seed: int, steps: int, held_out: HeldOut, curve: Curve
+    run: Run,
+    swarm: MemorySwarm,
+    seed: int,
+    steps: int,
+    held_out: HeldOut,
+    curve: Curve,
+    enough: float = math.inf,
 ) -> None:
-    """Pull a version every few steps, and measure it in a thread."""
+    """Pull a version every few steps, and measure it in a thread, until a reward is `enough`."""
     async with (
         swarm.join(identity(seed, "follower")) as network,
         open_store(None, run.rules, network, model=run.folder) as store,
@@ -114,7 +121,7 @@ async def follow(
         puller = Puller(network, store)
         async with puller.work():
             head, due = None, 0
-            while due <= steps:
+            while due <= steps and (not curve or curve[-1][1] < enough):
                 head = await puller.chain.wait_for_newer(head.id if head else None)
                 if head.message.step < due:
                     continue

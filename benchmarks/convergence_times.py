@@ -22,7 +22,16 @@ import trio
 from benchmarks.convergence_ours import CoLocated
 from benchmarks.convergence_task import GROUP, identity, luck, open_run
 from benchmarks.convergence_trl import Weights, trl_trainer
-from echo_node.engine.base import Engine, Finished, SlotRequest, Update, never, no_news
+from echo_node.engine.base import (
+    Engine,
+    Finished,
+    Respond,
+    SlotRequest,
+    Update,
+    never,
+    no_environment,
+    no_news,
+)
 from echo_node.engine.engine_classes import EngineSpec, best_class
 from echo_node.engine.worker.client import WorkerEngine
 from echo_node.models import embedded
@@ -93,9 +102,10 @@ class SlowEngine:
         *,
         stop: Callable[[], bool] = never,
         news: Callable[[], Update | None] = no_news,
+        respond: Respond = no_environment,
     ) -> Iterator[Finished]:
         time.sleep(self._seconds)
-        yield from self._inner.generate(requests, stop=stop, news=news)
+        yield from self._inner.generate(requests, stop=stop, news=news, respond=respond)
 
 
 def swarm_pairs(turns: int, steps: int, say: Callable[[str], None]) -> list[tuple[Records, Records]]:

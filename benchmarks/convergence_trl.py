@@ -20,7 +20,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainerCallback
 
 from benchmarks.convergence_task import (
-    ANSWER_TOKENS,
     BATCH,
     EVALUATE_EVERY,
     GROUP,
@@ -46,9 +45,20 @@ class _AfterEachStep(TrainerCallback):
 
 
 def trl_trainer(
-    run: Run, seed: int, steps: int, folder: str, after_step: Callable[[int, Weights], None]
+    run: Run,
+    seed: int,
+    steps: int,
+    folder: str,
+    after_step: Callable[[int, Weights], None],
+    *,
+    batch: int = BATCH,
+    group: int = GROUP,
+    end_token: str | None = None,
 ) -> Any:
-    """Return a trainer ready to `train()`; `after_step` is called after every step."""
+    """Return a trainer ready to `train()`; `after_step` is called after every step.
+
+    `end_token` ends a completion instead of the tokenizer's own.
+    """
     from datasets import Dataset  # type: ignore[import-untyped] # noqa: PLC0415 - with trl, an extra of its own
     from trl.trainer.grpo_config import GRPOConfig  # noqa: PLC0415
     from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: PLC0415
@@ -57,7 +67,7 @@ def trl_trainer(
     grpo = settings.grpo
     # TRL's settings below are the same as these; any other choice would need another line there.
     assert (grpo.advantage, grpo.normalise, grpo.kl) == ("mean", "token", 0.0)
-    drawn = [prompt_of(run.contract, luck(seed, f"TRL's prompt {n}")) for n in range(BATCH * steps)]
+    drawn = [prompt_of(run.contract, luck(seed, f"TRL's prompt {n}")) for n in range(batch * steps)]
     by_text = {prompt.text: prompt for prompt in drawn}
 
     def reward(
@@ -91,12 +101,12 @@ def trl_trainer(
         bf16=False,
         gradient_checkpointing=False,
         max_steps=steps,
-        per_device_train_batch_size=BATCH * GROUP,
+        per_device_train_batch_size=batch * group,
         gradient_accumulation_steps=1,
         steps_per_generation=1,
         num_iterations=1,
-        num_generations=GROUP,
-        max_completion_length=ANSWER_TOKENS,
+        num_generations=group,
+        max_completion_length=run.limits.max_tokens,
         shuffle_dataset=False,
         temperature=settings.temperature,
         top_p=1.0,
@@ -114,12 +124,15 @@ def trl_trainer(
         report_to=[],
         disable_tqdm=True,
     )
+    tokenizer = AutoTokenizer.from_pretrained(run.folder, local_files_only=True)
+    if end_token is not None:
+        tokenizer.pad_token, tokenizer.eos_token = tokenizer.eos_token, end_token
     trainer: Any = GRPOTrainer(
         model=model,
         reward_funcs=reward,
         args=config,
         train_dataset=Dataset.from_list([{"prompt": prompt.text} for prompt in drawn]),
-        processing_class=AutoTokenizer.from_pretrained(run.folder, local_files_only=True),
+        processing_class=tokenizer,
         callbacks=[_AfterEachStep(after_step)],
         optimizers=(optimiser, warm_up),
     )

@@ -25,6 +25,17 @@ SHAPES = {
         "head_dim": 64,
         "rope_theta": 1e6,
     },
+    "135M": {  # Llama, that of SmolLM2-135M
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "rope_theta": 1e5,
+    },
     "494M": {  # Qwen2, that of Qwen2.5-0.5B
         "model_type": "qwen2",
         "architectures": ["Qwen2ForCausalLM"],

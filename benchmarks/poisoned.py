@@ -48,6 +48,32 @@ COLOURS: Final = {CLEAN: "tab:blue", VERIFIED: "tab:green", BELIEVED: "tab:red"}
 Sides = Mapping[str, Sequence[Outcome]]
 
 
+class Kept:
+    """Outcomes on disk, a file for each side and seed, so that a run can be resumed."""
+
+    def __init__(self, folder: Path, steps: int, policy: str, verifiers: int, *, resume: bool) -> None:
+        self._folder = folder / f"{policy}-{verifiers}-{steps}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            for each in self._folder.glob("*.json"):
+                each.unlink()
+
+    def _file(self, side: str, seed: int) -> Path:
+        return self._folder / f"{side}-{seed}.json"
+
+    def read(self, side: str, seed: int) -> Outcome | None:
+        """Return a kept outcome."""
+        file = self._file(side, seed)
+        return Outcome.of(json.loads(file.read_text("utf-8"))) if file.exists() else None
+
+    def write(self, outcome: Outcome) -> None:
+        """Keep an outcome; a file is whole or not there."""
+        file = self._file(outcome.side, outcome.seed)
+        scratch = file.with_suffix(".part")
+        scratch.write_text(json.dumps(dataclasses.asdict(outcome)), "utf-8")
+        scratch.replace(file)
+
+
 def run_all(
     seeds: Sequence[int],
     steps: int,
@@ -55,19 +81,27 @@ def run_all(
     verifiers: int,
     report: Callable[[str], None],
     attacks: Sequence[str] = (),
+    kept: Kept | None = None,
 ) -> dict[str, list[Outcome]]:
-    """Every side with every seed, one after the other."""
-    sides: dict[str, list[Outcome]] = {name: [] for name in (CLEAN, VERIFIED, BELIEVED, *attacks)}
+    """Every side with every seed, one after the other; what is kept is not run again.
+
+    An attack ends when the reward is reached: its figures say nothing of later steps.
+    """
+    sides: dict[str, list[Outcome]] = {name: [] for name in (CLEAN, *attacks, VERIFIED, BELIEVED)}
     checked: dict[str, Any] = {"cheats": CHEATS, "policy": policy, "verifiers": verifiers}
     options: dict[str, dict[str, Any]] = {
         CLEAN: {"cheats": 0},
         VERIFIED: checked,
         BELIEVED: {"cheats": CHEATS},
     }
-    options |= {name: {**checked, "attack": ATTACKS[name]} for name in attacks}
+    options |= {name: {**checked, "attack": ATTACKS[name], "enough": ENOUGH} for name in attacks}
     for seed in seeds:
         for side, outcomes in sides.items():
-            done = play(side, seed, steps, **options[side])
+            done = kept.read(side, seed) if kept else None
+            if done is None:
+                done = play(side, seed, steps, **options[side])
+                if kept:
+                    kept.write(done)
             outcomes.append(done)
             report(f"{side}, seed {seed}: {done.curve[-1][1]:.3f} in {done.seconds:.0f} s")
     return sides
@@ -219,13 +253,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--attacks", nargs="*", choices=tuple(ATTACKS), default=list(ATTACKS), help="default: all"
     )
+    parser.add_argument("--resume", action="store_true", help="go on with what an earlier run has kept")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where results and the picture go")
     wish = parser.parse_args(words)
     name = "poisoned-quick" if wish.quick else "poisoned"
     console, quiet = Console(), Console(stderr=True)
     steps = wish.steps or (10 if wish.quick else STEPS)
-    sides = run_all(wish.seeds, steps, wish.policy, wish.verifiers, quiet.print, wish.attacks)
-    wish.folder.mkdir(parents=True, exist_ok=True)
+    kept = Kept(wish.folder / name, steps, wish.policy, wish.verifiers, resume=wish.resume)
+    sides = run_all(wish.seeds, steps, wish.policy, wish.verifiers, quiet.print, wish.attacks, kept)
     runs = [dataclasses.asdict(each) for outcomes in sides.values() for each in outcomes]
     (wish.folder / f"{name}.json").write_text(json.dumps(runs), "utf-8")
     console.print(table(sides))

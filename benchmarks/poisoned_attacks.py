@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.poisoned_cheats import CheatingEngine, ForgingEngine
 from echo_node.contract import Prompt, Score
-from echo_node.engine.base import Finished, SlotRequest, Update, never, no_news
+from echo_node.engine.base import Finished, Respond, SlotRequest, Update, never, no_environment, no_news
 from echo_node.engine.local import LocalEngine
 from echo_node.errors import PeerError
 from echo_node.net.base import Network
@@ -35,8 +35,10 @@ from protocol import Identity, topics
 
 DELIVERY_SECONDS: Final = 20.0
 """Deadline in seconds of a delivery by hand."""
+HONEST_GROUPS: Final = 64
+"""Groups for which a cheat is honest, to be trusted."""
 LIE: Final = 3.0
-"""Nats by which a liar's end tokens are claimed to be less likely."""
+"""Nats by which a liar's last tokens are claimed to be less likely."""
 SHORT: Final = 256
 """Bytes above which a group goes by reference, where all are to be sent so."""
 Join = Callable[[Identity], AbstractAsyncContextManager[Network]]
@@ -72,16 +74,22 @@ class Attack:
     engine: MakeEngine = _cheating_engine
     during: Callable[[], AbstractContextManager[None]] = nullcontext
     """Holds while the swarm runs."""
-    honest_groups: tuple[int, ...] = (64, 64)
+    honest_groups: tuple[int, ...] = (HONEST_GROUPS, HONEST_GROUPS)
     """Groups for which each cheat is honest, to be trusted."""
     keys: int = 1
     """Keys under which each cheat joins; together they make as many groups as one."""
 
 
 class EqualClaims(Run):
-    """The run of a sampler that claims the same reward for every completion."""
+    """The run of a sampler that claims the same reward for every completion, once it is trusted."""
 
-    def scores(self, _prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score]:
+    honest_left = HONEST_GROUPS
+    """Groups whose rewards are still claimed as they are."""
+
+    def scores(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score]:
+        self.honest_left -= 1
+        if self.honest_left >= 0:
+            return super().scores(prompt, completions)
         return [Score(self.contract.low, "whatever it is worth")] * len(completions)
 
 
@@ -135,9 +143,9 @@ def by_reference() -> Generator[None]:
 
 
 class SingleTokenLiar(CheatingEngine):
-    """An engine that draws honestly, and claims its end tokens as far less likely than they were.
+    """An engine that draws honestly, and claims its last tokens as far less likely than they were.
 
-    Each then weighs as much as the clip allows: completions that end are learnt, or unlearnt, most.
+    Each then weighs as much as the clip allows: how completions end is learnt, or unlearnt, most.
     """
 
     def generate(
@@ -146,16 +154,17 @@ class SingleTokenLiar(CheatingEngine):
         *,
         stop: Callable[[], bool] = never,
         news: Callable[[], Update | None] = no_news,
+        respond: Respond = no_environment,
     ) -> Iterator[Finished]:
-        """Yield honest completions; after those for trust, with lies on their end tokens."""
+        """Yield honest completions; after those for trust, with a lie on the last token of each."""
         asked = list(requests)
         lies = self._honest_left <= 0
         self._honest_left -= len(asked)
         if lies:
             self.forged |= {request.slot_key: "single tokens" for request in asked}
-        for finished in LocalEngine.generate(self, asked, stop=stop, news=news):
+        for finished in LocalEngine.generate(self, asked, stop=stop, news=news, respond=respond):
             draw = finished.draw
-            if lies and draw.finish == "end":
+            if lies:
                 claimed = draw.logprobs.copy()
                 claimed[-1] -= LIE
                 draw = dataclasses.replace(draw, logprobs=claimed)

@@ -20,11 +20,13 @@ from echo_node.engine.base import (
     Draw,
     Finished,
     Floats,
+    Respond,
     SlotRequest,
     Span,
     Update,
     generate_groups,
     never,
+    no_environment,
     no_news,
 )
 from echo_node.engine.local import LocalEngine
@@ -65,12 +67,13 @@ class CheatingEngine(ForgingEngine):
         *,
         stop: Callable[[], bool] = never,
         news: Callable[[], Update | None] = no_news,
+        respond: Respond = no_environment,
     ) -> Iterator[Finished]:
         """Completions as they were asked for, or others in their place."""
         asked = list(requests)
         if self._honest_left > 0:
             self._honest_left -= len(asked)
-            yield from super().generate(asked, stop=stop, news=news)
+            yield from super().generate(asked, stop=stop, news=news, respond=respond)
             return
         name, forge = TURNS[self._calls % len(TURNS)]
         self._calls += 1

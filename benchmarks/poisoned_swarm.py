@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 import trio
@@ -69,6 +70,13 @@ class Outcome:
     trained: tuple[tuple[int, int, int], ...] = ()
     """Of each step: its number, the groups that were trained on, and those of them forged."""
 
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Outcome:
+        """Return the outcome that was written as JSON."""
+        pairs = {"curve": [tuple(each) for each in told["curve"]]}
+        triples = {"trained": tuple(tuple(each) for each in told["trained"])}
+        return cls(**{**told, **pairs, **triples, "made_before_verdict": tuple(told["made_before_verdict"])})
+
 
 def open_poisoned_run(seed: int, policy: Policy, verifiers: int) -> Run:
     """Return the run of a seed with this verification."""
@@ -94,11 +102,12 @@ def play(
     policy: Policy = "none",
     verifiers: int = 1,
     attack: Attack = FORGERY,
+    enough: float = math.inf,
 ) -> Outcome:
-    """Let a swarm with so many cheats among its samplers take so many steps."""
+    """Let a swarm with so many cheats take so many steps, or until a reward is `enough`."""
     torch.set_num_threads(1)
     with closing(open_poisoned_run(seed, policy, verifiers)) as run, attack.during():
-        return trio.run(_Swarm(run, side, seed, steps, cheats, attack).play)
+        return trio.run(_Swarm(run, side, seed, steps, cheats, attack, enough).play)
 
 
 class _Accusations(Ledger):
@@ -118,11 +127,14 @@ class _Accusations(Ledger):
 
 
 class _Swarm:
-    def __init__(self, run: Run, side: str, seed: int, steps: int, cheats: int, attack: Attack) -> None:
+    def __init__(
+        self, run: Run, side: str, seed: int, steps: int, cheats: int, attack: Attack, enough: float
+    ) -> None:
         self._run = run
         self._side = side
         self._seed = seed
         self._steps = steps
+        self._enough = enough
         self._honest = SAMPLERS - cheats
         self._nodes_in_all = self._honest + cheats * attack.keys
         self._attack = attack
@@ -155,7 +167,7 @@ class _Swarm:
                         nursery.start_soon(
                             lambda node=node, engine=engine: node.verify(engine=engine, ledger=ledger)
                         )
-                    nursery.start_soon(follow, run, swarm, seed, self._steps, held_out, curve)
+                    nursery.start_soon(self._measure, swarm, held_out, curve, nursery.cancel_scope)
                     trainer = Node(
                         run,
                         identity(seed, "trainer"),
@@ -167,6 +179,14 @@ class _Swarm:
                     )
                     nursery.cancel_scope.cancel()
             return self._outcome(curve, time.monotonic() - begun, ledger)
+
+    async def _measure(
+        self, swarm: MemorySwarm, held_out: HeldOut, curve: Curve, everything: trio.CancelScope
+    ) -> None:
+        """Measure published versions, and end the run once the reward is enough."""
+        await follow(self._run, swarm, self._seed, self._steps, held_out, curve, self._enough)
+        if curve[-1][1] >= self._enough:
+            everything.cancel()
 
     def _engine(self, number: int) -> LocalEngine:
         if number < self._honest:

@@ -51,7 +51,7 @@ def _just(value: float) -> Bound:
     return Bound("=", value)
 
 
-_ATTACKS: Final = ("by_hand", "equal_claims", "long_groups")
+_ATTACKS: Final = ("equal_claims", "by_hand", "long_groups", "single_token_mu", "many_keys")
 """Attacks of the poisoned swarm, each a side of its own."""
 
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
@@ -106,6 +106,11 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         },
         minutes=30,
     ),
+    "turns": Benchmark(
+        "episodes of four turns on SmolLM2-135M: rows that are extended over a fresh prefill at every turn",
+        {"extend_over_prefill": _least(1.5), "waiting_share": _most(0.05)},
+        minutes=5,
+    ),
     "scoring": Benchmark("a cheap score in the jail, in batches and one by one, and in this process"),
     "verify": Benchmark(
         "the verifier against honest samplers and forgers: who is refused, who is caught, what it costs",
@@ -141,6 +146,31 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
             "async_wall_over_sequential": _most(0.75),
         },
         minutes=90,
+    ),
+    "smollm2": Benchmark(
+        "SmolLM2-135M learns over real nodes and by TRL: held-out accuracy, steps, time, bytes; resumably",
+        {
+            "accuracy_gain": _least(0.5),
+            "nth_word_gain": _least(0.25),
+            "two_digit_gain": _least(0.25),
+            "steps_over_trl": _most(1.1),
+            "honest_refused": _just(0),
+            "cycle_over_arithmetic": _most(1.5),
+        },
+        minutes=180,
+    ),
+    "size": Benchmark(
+        "the trainer at 135 M and 494 M parameters: bytes a parameter, the head's peak, step and publishing",
+        {
+            "bytes_per_parameter_bf16": _most(14.5),
+            "bytes_per_parameter_accumulating": _most(16.5),
+            "bytes_per_parameter_f32": _most(18.5),
+            "head_peak_over_nv": _most(0.05),
+            "head_peak_over_trl": _most(0.25),
+            "publish_stall": _most(0.1),
+            "step_time_over_trl": _most(0.8),
+        },
+        minutes=60,
     ),
     "join": Benchmark("from the start of a new sampler to its first group that is accepted", minutes=5),
     "load": Benchmark(

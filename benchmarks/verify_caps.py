@@ -7,6 +7,9 @@ groups, so that a run that was ended goes on where it stopped. None should be re
     python -m benchmarks.verify_caps --model embedded --tokens 6 --completions 20000
     python -m benchmarks.verify_caps --model smollm2 --tokens 64 --completions 10000
     python -m benchmarks.verify_caps --model smollm2 --tokens 512 --completions 500
+    python -m benchmarks.verify_caps --model smollm2 --tokens 512 --completions 500 --run RUN
+
+With `--run`, the bounds are those of a run's folder: as `run new` calibrated them.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from benchmarks.forgers_stage import HONEST, ROWS, Stage
 from echo_node.engine.base import generate_groups
 from echo_node.models import embedded
 from echo_node.models.model_source import find_model
+from echo_node.runs.run import ENGINES
+from echo_node.runs.spec import read_manifest
 from echo_node.verifier.tolerance import CumulativeEvidence, Tolerance, few_gap_share
 
 BUILD: Final = Path(__file__).resolve().parent.parent / "build"
@@ -101,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--completions", type=int, default=20_000)
     parser.add_argument("--engine", default="llama/f16")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--run", type=Path, help="the run whose tolerances hold; default: the known ones")
     parser.add_argument("--state", type=Path, help="the file of the progress; default: in build/")
     given = parser.parse_args(arguments)
     folder = (
@@ -115,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         group_size=GROUP,
         engine_class=given.engine,
         threads=given.threads,
+        tolerances=ENGINES if given.run is None else read_manifest(given.run).message.engines,
     )
     try:
         found = go_on(stage, given.completions, given.state or BUILD / name)

@@ -10,11 +10,11 @@ import json
 import os
 import pwd
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from echo_node.errors import ConfigError, boundary
 from echo_node.storage.files import read_given
@@ -30,11 +30,39 @@ _MOST_BYTES = 1_000_000
 """Most bytes of a TOML file; a device file has no end."""
 
 
+SMOLLM2_RECIPE: Final[Mapping[str, Any]] = {
+    "steps": 60,
+    "staleness": 2,
+    "batch_groups": 8,
+    "algorithm": {"learning_rate": 5e-6, "warm_up": 0, "entropy": 0.0},
+}
+"""Defaults of `echo-node demo --model smollm2`: a batch is 8 prompts with 8 completions each."""
+
+
+GUESS_RECIPE: Final[Mapping[str, Any]] = {
+    "steps": 200,
+    "algorithm": {"learning_rate": 4e-4, "entropy": 0.003},
+}
+"""Defaults of `echo-node demo --task guess-number`."""
+RECIPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "smollm2": SMOLLM2_RECIPE,
+    "guess-number": GUESS_RECIPE,
+}
+
+
 class DemoConfig(BaseModel):
-    """Settings of `echo-node demo`: a swarm on one machine, on the embedded model."""
+    """Settings of `echo-node demo`: a swarm on one machine."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    model: Literal["embedded", "smollm2"] = "embedded"
+    """embedded: 0.36 million parameters, reverses digits. smollm2: a pretrained language model of
+    135 million parameters, names the larger of two numbers.
+    """
+    task: Literal["guess-number"] | None = None
+    """guess-number: a second embedded model finds a number in four guesses, with an environment
+    that says higher or lower. None: the model's own task.
+    """
     mode: Literal["sequential", "async"] = "async"
     steps: int = Field(default=220, ge=1, le=100_000)
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -58,8 +86,23 @@ class DemoConfig(BaseModel):
     algorithm: dict[str, int | float | str] = Field(default_factory=dict)
     """Settings of the algorithm that differ from their defaults, by name."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_recipe(cls, values: Any) -> Any:
+        """Take the defaults of the model's recipe, where nothing else is given."""
+        if not isinstance(values, dict):
+            return values
+        named = values.get("task") or values.get("model")
+        recipe = RECIPES.get(named) if isinstance(named, str) else None
+        given = values.get("algorithm", {})
+        if recipe is None or not isinstance(given, dict):
+            return values
+        return {**recipe, **values, "algorithm": {**recipe["algorithm"], **given}}
 
-def load_config(model: type[M], file: Path | None = None, overrides: Sequence[str] = (), **given: Any) -> M:
+
+def load_config(
+    model: type[M], /, file: Path | None = None, overrides: Sequence[str] = (), **given: Any
+) -> M:
     """Load a model from the file, then `name=value` overrides, then flags."""
     values: dict[str, Any] = {}
     if file is not None:

@@ -32,7 +32,7 @@ from protocol.link import Link
 from protocol.manifest import Manifest, open_manifest
 from protocol.peer_exchange import PeerPlace, PeersAnswer, PeersQuestion
 from protocol.receipt import Receipt, Refusal
-from protocol.rollout_request import RolloutRequest
+from protocol.rollout_request import RolloutRequest, read_part
 from protocol.slot_announcement import SlotAnnouncement
 from protocol.trajectory import Completion, GroupReference, Span, Stretch, TrajectoryGroup
 from protocol.verdict import Figures, Verdict
@@ -112,6 +112,7 @@ __all__ = [
     "peer_id",
     "public_key_of",
     "read_batch",
+    "read_part",
     "seal",
     "write_batch",
 ]

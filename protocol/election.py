@@ -38,7 +38,10 @@ Branch = Annotated[
 
 @record
 class Heartbeat:
-    """The leader is alive, and this is its newest head. A sampler stops without a fresh one."""
+    """The leader is alive, and this is its newest head.
+
+    A sampler stops without a fresh one.
+    """
 
     KIND: ClassVar[str] = "heartbeat"
     LIMIT: ClassVar[int] = limits.SMALL_BYTES

@@ -151,7 +151,10 @@ class BadFrameError(ProtocolError):
 
 
 class ChainError(ProtocolError):
-    """The rules of the chain refuse it. `rule` is the name in receipts, logs and vectors."""
+    """The rules of the chain refuse it.
+
+    `rule` is the name in receipts, logs and vectors.
+    """
 
     reason = "chain"
 

@@ -2,7 +2,8 @@
 
 Whatever door a group came through, its id is in an inventory of the leader. A verifier fetches what
 it lacks, draws its lots, and acknowledges the inventory; until then no group of it is used on the
-strength of its sampler's standing.
+strength of its sampler's standing. The acknowledgement names the groups that it drew, for which
+verdicts follow: a group that was drawn, and its sampler's later ones, wait for them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from protocol.wire import record
 
 @record
 class Inventory:
-    """Ids of groups that the leader took. `number` counts its inventories of a term from 1."""
+    """Ids of groups that the leader took.
+
+    `number` counts its inventories of a term from 1.
+    """
 
     KIND: ClassVar[str] = "inventory"
     LIMIT: ClassVar[int] = limits.INVENTORY_BYTES
@@ -41,17 +45,27 @@ class Inventory:
 
 @record
 class InventoryAck:
-    """A verifier drew its lots over an inventory, but for the groups that it was `lacking`."""
+    """A verifier drew its lots over an inventory, but for the groups that it was `lacking`.
+
+    `drawn` are those that it looks at: a verdict on each follows, or has been given.
+    """
 
     KIND: ClassVar[str] = "inventory-ack"
     LIMIT: ClassVar[int] = limits.INVENTORY_BYTES
 
+    drawn: Annotated[bytes, blob(limits.INVENTORY_IDS * DIGEST_BYTES, 0, DIGEST_BYTES)]
     inventory: Digest
     lacking: Annotated[bytes, blob(limits.INVENTORY_IDS * DIGEST_BYTES, 0, DIGEST_BYTES)]
     ext: Ext = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
         _check_distinct(self.lacking, "lacking")
+        _check_distinct(self.drawn, "drawn")
+        if {*self.drawn_ids()} & {*self.lacking_ids()}:
+            raise InconsistentError("a group that is lacking and was drawn", "drawn")
+
+    def drawn_ids(self) -> Iterator[bytes]:
+        return split_ids(self.drawn)
 
     def lacking_ids(self) -> Iterator[bytes]:
         return split_ids(self.lacking)

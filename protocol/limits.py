@@ -26,10 +26,12 @@ ENVELOPE_BYTES: Final = 192
 """Bytes that sealing may add to a body."""
 DELIVERY_BYTES: Final = GOSSIP_BYTES + 128
 """Bytes of one gossip message that is delivered directly, with its topic."""
-GROUP_BYTES: Final = 4 * 1024 * 1024
+GROUP_BYTES: Final = 16 * 1024 * 1024
 """Bytes of one trajectory group; above GOSSIP_BYTES it travels by reference."""
-ANSWER_BYTES: Final = 4 * 1024 * 1024 + 65_536
-"""Bytes of all sealed groups that answer one rollout request."""
+ANSWER_BYTES: Final = 1024 * 1024 + 65_536
+"""Bytes of one part of the answer to a rollout request; a larger group goes by reference."""
+GROUPS_ANSWER_BYTES: Final = GROUP_BYTES + 65_536
+"""Bytes of the sealed groups that answer a question for groups that the leader took."""
 MANIFEST_BYTES: Final = 131_072
 HEAD_BYTES: Final = 2_048 - ENVELOPE_BYTES
 SMALL_BYTES: Final = 4_096
@@ -70,6 +72,8 @@ COMPLETIONS: Final = 256
 """Completions of one group."""
 SPANS: Final = 256
 """Spans of one completion."""
+TURNS: Final = 256
+"""Turns of one completion."""
 HEADS: Final = 9
 """Heads that one group names: the slot's, and one for each further version within the bound."""
 ANNOUNCED: Final = 256
@@ -88,7 +92,14 @@ CONTRACT_VECTORS: Final = 16
 MODEL_FILES: Final = 16
 DATA_BYTES: Final = 256 * 1024 * 1024
 """Bytes of a run's data set."""
+WHEELS: Final = 64
+"""Packages of a contract's code."""
+CODE_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of all of them together."""
 END_TOKENS: Final = 8
+ADAPTER_RANK: Final = 1024
+ADAPTER_TARGETS: Final = 32
+"""Names of modules that an adapter is trained for."""
 
 # Weights
 CHUNK_ELEMENTS: Final = 4 * 1024 * 1024

@@ -23,9 +23,9 @@ from protocol.fields import (
     Slug,
     address,
     array,
-    blob,
     check_ascending,
     choice,
+    digest,
     flag,
     free_map,
     key,
@@ -51,9 +51,38 @@ class ModelFile:
 
 
 @record
-class Model:
-    """The trained model. Version 0 of its weights is proven by `root`; no hub is needed."""
+class Adapter:
+    """LoRA adapter on a frozen base.
 
+    The weights chain is that of the adapter's tensors. `layout` and `root` are the base's, `table`
+    names the frames of its safetensors file, and `norm` bounds the Frobenius norm of each of the
+    adapter's tensors.
+    """
+
+    alpha: Annotated[float, number(1e-3, 1e6)]
+    layout: Digest
+    norm: Annotated[float, number(1e-3, 1e6)]
+    rank: Annotated[int, uint(limits.ADAPTER_RANK, 1)]
+    root: Digest
+    table: Digest
+    targets: Annotated[
+        tuple[str, ...],
+        array(pattern(r"[A-Za-z0-9_]+", limits.NAME_BYTES, "a module's name"), limits.ADAPTER_TARGETS, 1),
+    ]
+
+    def check(self) -> None:
+        check_ascending(self.targets, "targets")
+
+
+@record
+class Model:
+    """The trained model.
+
+    Version 0 of its weights is proven by `root`; no hub is needed. With an `adapter`, `layout` and
+    `root` are the adapter's.
+    """
+
+    adapter: Annotated[Adapter | None, optional(of(Adapter))]
     architecture: Annotated[str, pattern(r"[A-Za-z0-9_]+", limits.NAME_BYTES, "an architecture")]
     context: Annotated[int, uint(2**24, 1)]
     end_tokens: Annotated[tuple[int, ...], array(uint(2**24 - 1), limits.END_TOKENS, 1, ascending=True)]
@@ -70,17 +99,32 @@ class Model:
 
 @record
 class ContractVector:
-    """Test vector that identifies the contract."""
+    """Test vector that identifies the contract.
+
+    With an environment `text` is a JSON array of the model's turns, and `replies` the blob id of
+    what it answers to them.
+    """
 
     key: Digest
     prompt: Digest
+    replies: Annotated[bytes | None, optional(digest)]
     score: Annotated[float, number(-limits.REWARD, limits.REWARD)]
     text: Annotated[str, text(limits.TEXT_BYTES)]
 
 
 @record
+class Wheel:
+    """A package of the contract's code: a pure-Python wheel, fetched as a blob."""
+
+    blob: Digest
+    name: Annotated[str, pattern(r"[a-z0-9]+(-[a-z0-9]+)*", limits.NAME_BYTES, "a distribution's name")]
+    size: Annotated[int, uint(limits.CODE_BYTES, 1)]
+    version: Version
+
+
+@record
 class ContractPin:
-    """The task: plugin name and version, package hash unless built in, parameters, vectors.
+    """The task: plugin name and version, its wheels unless built in, parameters, vectors.
 
     `pure` says that the purity test passed: only then samplers claim rewards.
     """
@@ -90,7 +134,13 @@ class ContractPin:
     pure: Annotated[bool, flag]
     vectors: Annotated[tuple[ContractVector, ...], array(of(ContractVector), limits.CONTRACT_VECTORS, 1)]
     version: Version
-    wheel: Annotated[bytes | None, optional(blob(32, 32))]
+    wheel: Annotated[tuple[Wheel, ...] | None, optional(array(of(Wheel), limits.WHEELS, 1))]
+
+    def check(self) -> None:
+        wheels = self.wheel or ()
+        check_ascending((each.name for each in wheels), "wheel")
+        if sum(each.size for each in wheels) > limits.CODE_BYTES:
+            raise InconsistentError("wheels of more bytes than a run's code may have", "wheel")
 
 
 @record
@@ -151,6 +201,22 @@ class Sampling:
 
 
 @record
+class Turns:
+    """Environment of a run: the end-of-turn token and its limits, beside those of `Sampling`.
+
+    `samplers` are the only keys that may sample, where replies cannot be recomputed; empty means
+    that anybody may.
+    """
+
+    end: Annotated[int, uint(2**24 - 1)]
+    environment: Annotated[int, uint(limits.TOKENS, 1)]
+    most: Annotated[int, uint(limits.TURNS, 1)]
+    role: Annotated[str, choice("user", "tool")]
+    samplers: Annotated[tuple[bytes, ...], array(key, limits.KEYS, ascending=True)]
+    tokens: Annotated[int, uint(limits.TOKENS, 1)]
+
+
+@record
 class EngineTolerance:
     """An engine class that may sample, and the tolerance of its honest draws."""
 
@@ -195,7 +261,7 @@ class Joins:
 
 @record
 class Manifest:
-    """Everything that the nodes of a run must agree on. `trainers[0]` leads term 1."""
+    """Settings that all nodes of a run must agree on. `trainers[0]` leads term 1."""
 
     KIND: ClassVar[str] = "manifest"
     LIMIT: ClassVar[int] = limits.MANIFEST_BYTES
@@ -214,6 +280,7 @@ class Manifest:
     template: Template
     terms: Terms
     trainers: Annotated[tuple[bytes, ...], array(key, limits.KEYS, 1)]
+    turns: Annotated[Turns | None, optional(of(Turns))]
     verification: Verification
     verifiers: Annotated[tuple[bytes, ...], array(key, limits.KEYS)]
     ext: Ext = dataclasses.field(default_factory=dict)
@@ -229,6 +296,18 @@ class Manifest:
             raise InconsistentError("a quorum of more verifiers than there are", "verification.quorum")
         if self.sampling.max_prompt + self.sampling.max_tokens > self.model.context:
             raise InconsistentError("prompt and completion together exceed the model's context", "sampling")
+        if self.turns is not None:
+            self._check_turns(self.turns)
+
+    def _check_turns(self, turns: Turns) -> None:
+        if turns.end not in self.model.end_tokens:
+            raise InconsistentError("an end-of-turn token that is no end token", "turns.end")
+        if max(turns.tokens, turns.environment) > self.sampling.max_tokens:
+            raise InconsistentError("more tokens of a turn or the environment than in all", "turns")
+        if not self.contract.pure and not turns.samplers:
+            raise InconsistentError(
+                "replies that cannot be recomputed, and no samplers named", "turns.samplers"
+            )
 
 
 def open_manifest(sealed: bytes, run: bytes | None = None) -> Opened[Manifest]:

@@ -14,6 +14,7 @@ from protocol.wire import of, record, row
 
 REASONS = (
     "condemned",  # a verdict found it dishonest
+    "drawn-reply",  # calls tokens drawn that only the environment can have written
     "duplicate",  # this slot has been filled
     "forked-head",  # sampled on a branch that a new term left behind; nobody's fault
     "full",  # the buffer is full: slow down
@@ -23,6 +24,7 @@ REASONS = (
     "over-limit",  # larger than the manifest allows
     "stale",  # older than the staleness bound
     "unknown-head",  # sampled under a head that nobody published
+    "unnamed-sampler",  # nobody can replay the environment, and the manifest does not name this key
     "wrong-engine",  # not the engine class that it joined with
     "wrong-prompt",  # not the prompt of its slot
     "wrong-reward",  # claims rewards that the contract does not give, or where none may be claimed
@@ -43,7 +45,10 @@ class Refusal:
 
 @record
 class Receipt:
-    """Acknowledgement of many groups. `rate` is the wanted groups per second per sampler."""
+    """Acknowledgement of many groups.
+
+    `rate` is the wanted groups per second per sampler.
+    """
 
     KIND: ClassVar[str] = "receipt"
     LIMIT: ClassVar[int] = limits.RECEIPT_BYTES

@@ -42,7 +42,10 @@ from protocol.tokens import (
 )
 from protocol.wire import of, record, row
 
-FINISHED: Final = ("end", "length")
+FINISHED: Final = ("done", "end", "length", "turns")
+"""How a completion ended: by the environment, an end token, a limit of tokens or of turns."""
+TURN_ENDS: Final = ("end", "length", "turn")
+"""How a turn ended: by another end token, a limit of tokens, or the end-of-turn token."""
 _PACKED_BYTES: Final = limits.VOCABULARY_BITS // 8
 
 
@@ -69,13 +72,22 @@ class Completion:
     """Reward that the sampler claims; None where the run has no claims."""
     stretches: tuple[Stretch, ...]
     """Origins of the tokens, without a gap from the first to the last."""
+    ends: tuple[str, ...] | None = None
+    """How each turn ended; None in a run without an environment."""
+
+    @property
+    def drawn(self) -> NDArray[np.bool_]:
+        """Return which tokens the policy drew; the others are the environment's."""
+        mask = np.ones(len(self.ids), np.bool_)
+        for stretch in self.stretches:
+            mask[stretch.start : stretch.end] = stretch.head is not None
+        return mask
 
 
 @row
 class Span:
     """Tokens not drawn under the slot's head: under a later one, or environment's (no head)."""
 
-    completion: Annotated[int, uint(limits.COMPLETIONS - 1)]
     start: Annotated[int, uint(limits.TOKENS - 1)]
     length: Annotated[int, uint(limits.TOKENS, 1)]
     head: Annotated[int | None, optional(uint(limits.HEADS - 1, 1))]
@@ -86,14 +98,19 @@ class TrajectoryGroup:
     """Completions of one slot.
 
     `bits` is the width of an id; `heads[0]` is the head whose beacon keys the slot, and under which
-    every token was drawn of which `spans` does not say otherwise. `rewards` are what the sampler
-    claims, in runs whose contract is known to be pure; elsewhere there are none.
+    every token was drawn of which `spans`, one list per completion, does not say otherwise. `ends`
+    are the ends of each completion's turns, in runs with an environment. `rewards` are what the
+    sampler claims, in runs whose contract is known to be pure; elsewhere there are none.
     """
 
     KIND: ClassVar[str] = "group"
     LIMIT: ClassVar[int] = limits.GROUP_BYTES
 
     bits: Annotated[int, uint(limits.VOCABULARY_BITS, 1)]
+    ends: Annotated[
+        tuple[tuple[str, ...], ...] | None,
+        optional(array(array(choice(*TURN_ENDS), limits.TURNS, 1), limits.COMPLETIONS, 1)),
+    ]
     engine: EngineClass
     finish: Annotated[tuple[str, ...], array(choice(*FINISHED), limits.COMPLETIONS, 1)]
     heads: Annotated[tuple[bytes, ...], array(digest, limits.HEADS, 1)]
@@ -106,13 +123,16 @@ class TrajectoryGroup:
         optional(array(number(-limits.REWARD, limits.REWARD), limits.COMPLETIONS, 1)),
     ]
     slot: Counter
-    spans: Annotated[tuple[Span, ...], array(of(Span), limits.SPANS)]
+    spans: Annotated[
+        tuple[tuple[Span, ...], ...], array(array(of(Span), limits.SPANS), limits.COMPLETIONS, 1)
+    ]
     tokens: Annotated[bytes, blob(limits.GROUP_BYTES, 1)]
     ext: Ext = dataclasses.field(default_factory=dict)
 
     def check(self) -> None:
         claims = len(self.lengths) if self.rewards is None else len(self.rewards)
-        if not len(self.finish) == len(self.lengths) == claims:
+        turns = len(self.lengths) if self.ends is None else len(self.ends)
+        if not len(self.finish) == len(self.lengths) == claims == len(self.spans) == turns:
             raise InconsistentError("columns for different numbers of completions", "lengths")
         check_packed(self.prompt, self.prompt_length, self.bits, "prompt")
         check_packed(self.tokens, self.token_count, self.bits, "tokens")
@@ -122,32 +142,49 @@ class TrajectoryGroup:
             )
         if len(set(self.heads)) != len(self.heads):
             raise InconsistentError("one head named twice", "heads")
-        if {0, *(span.head for span in self.spans if span.head)} != set(range(len(self.heads))):
+        named = {span.head for spans in self.spans for span in spans if span.head}
+        if {0, *named} != set(range(len(self.heads))):
             raise InconsistentError("heads are not just the slot's and those that spans name", "heads")
-        if self.spans:
-            self._check_spans()
-
-    def _check_spans(self) -> None:
-        for before, span in itertools.pairwise(self.spans):
-            end, start = (before.completion, before.start + before.length), (span.completion, span.start)
-            if start < end:
-                raise InconsistentError("spans that overlap or are out of order", "spans")
-            if start == end and before.head == span.head:
-                raise InconsistentError("two spans that are one", "spans")
         starts = [0, *itertools.accumulate(self.lengths)]
-        for span in self.spans:  # they do not overlap, so no byte is looked at twice
-            if (
-                span.completion >= len(self.lengths)
-                or span.start + span.length > self.lengths[span.completion]
-            ):
-                raise InconsistentError("a span beyond its completion", "spans")
-            place = LOGPROB_BYTES * (starts[span.completion] + span.start)
+        for index, spans in enumerate(self.spans):
+            if spans:
+                self._check_spans(index, spans, starts[index])
+            self._check_turns(index, spans)
+
+    def _check_spans(self, index: int, spans: tuple[Span, ...], first: int) -> None:
+        """Check one completion's spans; its first token is number `first` of the group's."""
+        for before, span in itertools.pairwise(spans):
+            if span.start < before.start + before.length:
+                raise InconsistentError("spans that overlap or are out of order", "spans")
+            if span.start == before.start + before.length and before.head == span.head:
+                raise InconsistentError("two spans that are one", "spans")
+        if spans[-1].start + spans[-1].length > self.lengths[index]:
+            raise InconsistentError("a span beyond its completion", "spans")
+        for span in spans:
+            place = LOGPROB_BYTES * (first + span.start)
             if span.head is None and self.logprobs[place : place + LOGPROB_BYTES * span.length].strip(b"\0"):
                 raise InconsistentError("log-probabilities on the environment's tokens", "spans")
-        for index in {span.completion for span in self.spans}:
-            drawn = [stretch.head for stretch in self.stretches(index) if stretch.head is not None]
-            if drawn != sorted(drawn):
-                raise InconsistentError("tokens under an older head than those before them", "spans")
+        drawn = [stretch.head for stretch in self.stretches(index) if stretch.head is not None]
+        if drawn != sorted(drawn):
+            raise InconsistentError("tokens under an older head than those before them", "spans")
+
+    def _check_turns(self, index: int, spans: tuple[Span, ...]) -> None:
+        """Check that the environment's tokens divide a completion into its turns."""
+        replies = [span for span in spans if span.head is None]
+        finish = self.finish[index]
+        if self.ends is None:
+            if replies or finish not in {"end", "length"}:
+                raise InconsistentError("an environment's doing, and no ends of turns", "ends")
+            return
+        ends = self.ends[index]
+        if len(ends) != len(replies) + 1:
+            raise InconsistentError("another number of ends than of turns", "ends")
+        if replies and (
+            not replies[0].start or replies[-1].start + replies[-1].length == self.lengths[index]
+        ):
+            raise InconsistentError("the first or the last token is the environment's", "spans")
+        if "end" in ends[:-1] or (ends[-1] == "end") != (finish == "end"):
+            raise InconsistentError("a turn after the end, or an end that is none", "ends")
 
     @classmethod
     def of(
@@ -163,6 +200,7 @@ class TrajectoryGroup:
         """Make a group from completions."""
         return cls(
             bits=bits_for(vocabulary),
+            ends=_ends(completions),
             engine=engine,
             finish=tuple(completion.finish for completion in completions),
             heads=heads,
@@ -173,10 +211,12 @@ class TrajectoryGroup:
             rewards=_claims(completions),
             slot=slot,
             spans=tuple(
-                Span(index, stretch.start, stretch.end - stretch.start, stretch.head)
-                for index, completion in enumerate(completions)
-                for stretch in completion.stretches
-                if stretch.head != 0
+                tuple(
+                    Span(stretch.start, stretch.end - stretch.start, stretch.head)
+                    for stretch in completion.stretches
+                    if stretch.head != 0
+                )
+                for completion in completions
             ),
             tokens=pack_ids(np.concatenate([completion.ids for completion in completions]), vocabulary),
         )
@@ -201,6 +241,7 @@ class TrajectoryGroup:
                 self.finish[index],
                 None if self.rewards is None else self.rewards[index],
                 self.stretches(index),
+                None if self.ends is None else self.ends[index],
             )
             for index in range(len(self.lengths))
         )
@@ -209,12 +250,11 @@ class TrajectoryGroup:
         """Return the origins of one completion's tokens, without a gap."""
         found: list[Stretch] = []
         at = 0
-        for span in self.spans:
-            if span.completion == index:
-                if span.start > at:
-                    found.append(Stretch(at, span.start, 0))
-                at = span.start + span.length
-                found.append(Stretch(span.start, at, span.head))
+        for span in self.spans[index]:
+            if span.start > at:
+                found.append(Stretch(at, span.start, 0))
+            at = span.start + span.length
+            found.append(Stretch(span.start, at, span.head))
         if at < self.lengths[index]:
             found.append(Stretch(at, self.lengths[index], 0))
         return tuple(found)
@@ -226,6 +266,14 @@ def _claims(completions: Sequence[Completion]) -> tuple[float, ...] | None:
     if claimed and len(claimed) != len(completions):
         raise InconsistentError("rewards of some completions only", "rewards")
     return tuple(claimed) or None
+
+
+def _ends(completions: Sequence[Completion]) -> tuple[tuple[str, ...], ...] | None:
+    """Return the ends of all completions' turns: of all of them, or of none."""
+    found = tuple(each.ends for each in completions if each.ends is not None)
+    if found and len(found) != len(completions):
+        raise InconsistentError("ends of some completions' turns only", "ends")
+    return found or None
 
 
 @record

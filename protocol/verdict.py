@@ -36,7 +36,10 @@ class Figures:
 
 @record
 class Verdict:
-    """One verdict on one group. `draw` proves that the verifier did not choose the group."""
+    """One verdict on one group.
+
+    `draw` proves that the verifier did not choose the group.
+    """
 
     KIND: ClassVar[str] = "verdict"
     LIMIT: ClassVar[int] = limits.SMALL_BYTES

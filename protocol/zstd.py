@@ -26,7 +26,10 @@ _COLUMNS: Final = zstandard.ZstdCompressionParameters.from_level(1, hash_log=6, 
 
 
 def pack_columns(columns: Sequence[bytes]) -> bytes:
-    """Pack columns into one frame. Each starts a block, and so has its own Huffman code."""
+    """Pack columns into one frame.
+
+    Each starts a block, and so has its own Huffman code.
+    """
     job = zstandard.ZstdCompressor(compression_params=_COLUMNS).compressobj(size=sum(map(len, columns)))
     *earlier, last = [column for column in columns if column]
     done = [job.compress(column) + job.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for column in earlier]

@@ -47,23 +47,27 @@ class ChosenGroups:
     """Samplers that draw honestly and send only what they like of it.
 
     `cheats` maps the key of a sampler to its rule, which takes the head and the drawn groups and
-    returns those that are sent. Installed in place of `Rollout.fill`, so that all else is a real
+    returns those that are sent. Installed in place of `Rollout.stream`, so that all else is a real
     sampler's: it announces its slots as everybody does.
     """
 
     def __init__(self, cheats):
         self._cheats = cheats
-        self._fill = Rollout.fill
+        self._stream = Rollout.stream
 
     def install(self, monkeypatch) -> None:
-        fill, cheats = self._fill, self._cheats
+        stream, cheats = self._stream, self._cheats
 
-        def chosen(rollout, head, *more, **others):
-            groups = fill(rollout, head, *more, **others)
+        def chosen(rollout, head, blocks, *more, **others):
             rule = cheats.get(rollout._identity.public)
-            return groups if rule is None else rule(head, groups)
+            if rule is None:
+                yield from stream(rollout, head, blocks, *more, **others)
+                return
+            block = next(iter(blocks))  # to choose, it must have drawn all that it announced
+            groups = sorted(stream(rollout, head, [block], *more, **others), key=lambda group: group.slot)
+            yield from rule(head, groups)
 
-        monkeypatch.setattr(Rollout, "fill", chosen)
+        monkeypatch.setattr(Rollout, "stream", chosen)
 
 
 def better_half(_head, groups):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from echo_node.runs.spec import read_manifest
+from echo_node.contract.code_folder import code_hash
+from echo_node.runs.spec import read_manifest, read_run_file
 from protocol import Identity
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -75,6 +76,7 @@ def test_a_run_of_ones_own_contract_is_made_from_its_file(python_with_own_contra
     pinned = read_manifest(tmp_path / "mine").message.contract
     assert pinned.name == "digits-sorted"
     assert pinned.wheel is not None
+    assert [wheel.name for wheel in pinned.wheel] == ["echo-contract-digits-sorted"]
     join = [
         python_with_own_contract,
         "-m",
@@ -85,13 +87,15 @@ def test_a_run_of_ones_own_contract_is_made_from_its_file(python_with_own_contra
         "mine",
         "--state",
         "other",
+        "--allow-code",
+        code_hash(pinned.wheel).hex(),
     ]
-    [module] = (python_with_own_contract.parent.parent / "lib").rglob("echo_contract_digits_sorted.py")
-    module.write_text(module.read_text() + "\n# another release\n")
+    [wheel] = (tmp_path / "mine" / "wheels").iterdir()
+    wheel.write_bytes(wheel.read_bytes() + b"\n# another release\n")
     done = subprocess.run(join, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert done.returncode != 0
-    assert "the package of digits-sorted 1 is not the one that the run names" in done.stderr
-    assert "install the release" in done.stderr
+    assert "is not the wheel that the manifest names" in done.stderr
+    assert "join by the run's link" in done.stderr
 
 
 @pytest.mark.slow
@@ -109,3 +113,10 @@ def test_a_real_model_takes_steps_on_a_real_task_and_only_deltas_go_out():
     assert told["steps"] == 2
     assert told["real_delta_ratio"] > 50
     assert 0 <= told["reward"] <= 1
+
+
+def test_the_run_file_of_smollm2_is_one_that_run_new_reads():
+    trainer = Identity.generate().peer_id
+    spec = read_run_file(EXAMPLES / "smollm2.toml", [f'trainers=["{trainer}"]'])
+    assert (spec.contract, spec.params, spec.sampling.stop) == ("few-shot@1", {"task": "larger"}, ["\n"])
+    assert spec.trainers == [trainer]

@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from echo_node.cli.main import app
+from tests.conftest import LONGEST
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -116,7 +117,7 @@ def test_the_readme_is_short_and_its_table_has_every_package():
     table = README.split("## Packages\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `([\w./]+)` \| (.+) \|$", table, re.MULTILINE)
     packages = {f"echo_node/{path.parent.name}/" for path in ROOT.glob("echo_node/*/__init__.py")}
-    modules = {f"echo_node/{name}.py" for name in ("config", "errors", "node")}
+    modules = {f"echo_node/{name}.py" for name in ("config", "errors")}
     assert {name for name, _ in rows} == packages | modules | {"protocol/", "bootstrap/"}
     assert len(rows) == len({name for name, _ in rows})
     assert all(len(holds) > 20 for _, holds in rows)
@@ -153,7 +154,6 @@ def test_the_root_of_the_node_has_no_other_modules():
         "__main__",
         "config",
         "errors",
-        "node",
     }
 
 
@@ -207,3 +207,7 @@ def test_a_process_that_a_test_leaves_behind_is_ended_and_fails_the_session(tmp_
     assert done.returncode == 1, done.stdout
     assert "left processes behind" in done.stdout
     assert "time.sleep(77)" in done.stdout
+
+
+def test_the_files_that_are_run_first_exist():
+    assert not [file for file in LONGEST if not (ROOT / file).is_file()]

@@ -26,6 +26,7 @@ from protocol import (
     WeightsHead,
     merkle_root,
     open_sealed,
+    peer_id,
     read_batch,
     seal,
     topics,
@@ -142,9 +143,9 @@ async def test_who_is_asked_hears_what_was_taken_and_knows_its_pace(monkeypatch)
             while not demo.samplers or any(each.get("accepted", 0) < 8 for each in sampler_status()):  # noqa: ASYNC110 - it is plain data
                 await trio.sleep(0.05)
         assert all(each["seconds_per_group"] > 0 and not each["refused"] for each in sampler_status())
-        used = Counter(group.sampler for record in demo.records.steps for group in record.groups)
+        used = Counter(peer_id(group.sampler) for record in demo.records.steps for group in record.groups)
         for node, each in zip(demo.samplers, sampler_status(), strict=True):
-            assert 8 <= each["accepted"] <= used[node._identity.public] + 4, "4 of each batch are its own"
+            assert 8 <= each["accepted"] <= used[node.peer_id] + 4, "4 of each batch are its own"
         assert [loop._throughput._steps > 0 for loop in loops] == [True, True], "steps are measured as well"
         nursery.cancel_scope.cancel()
 

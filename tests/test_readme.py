@@ -7,6 +7,7 @@ import os
 import queue
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ WALKED = (
     ("docs/volunteer.md", "Lend a machine"),
     ("README.md", "Lend a machine"),
     ("README.md", "Train a model"),
+    ("docs/smollm2.md", "As an operator"),
 )
 """Sections whose every command is run in this file."""
 NEW_CONTRACT = "tests/cli/test_contract.py::test_a_new_contract_is_installed_listed_tried_and_scored"
@@ -90,14 +92,14 @@ class Person:
             "OMP_WAIT_POLICY": "passive",
         }
 
-    def types(self, command: str, *more: str) -> str:
+    def types(self, command: str, *more: str, seconds: float = 100) -> str:
         done = subprocess.run(
             [*shlex.split(command), *more],
             cwd=self.home,
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=seconds,
             check=False,
         )
         assert done.returncode == 0, (command, done.stdout, done.stderr)
@@ -137,8 +139,8 @@ class Program:
                 return event
         raise AssertionError("it ended before it said so")
 
-    def ends(self) -> int:
-        return self.process.wait(60)
+    def ends(self, seconds: float = 60) -> int:
+        return self.process.wait(seconds)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -231,6 +233,30 @@ def test_two_machines_type_what_the_operators_page_says(stage):
     found = first.types(link).strip()
     start(second, lend.replace("LINK", found), "--yes", *LOOPBACK, "--threads", "1")
     trainer.until(lambda event: event["event"] == "step")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_operator_types_what_the_page_of_smollm2_says(stage):
+    folder, start = stage
+    person, first, second = (Person(folder / name) for name in ("operator", "first", "second"))
+    shutil.copytree(ROOT / "examples", person.home / "examples")
+    new, lead, llama, torch, evaluate, export = commands("docs/smollm2.md", "As an operator")
+    peer_id = person.types("echo-node keys show").strip()
+    assert "sealed" in person.types(new.replace("ID", peer_id), seconds=600)
+    trainer = start(person, lead.replace("--steps 60", "--steps 3"), *LOOPBACK)
+    trainer.until(lambda event: event.get("version") == 0)
+    link = person.types("echo-node run link larger").strip()
+    samplers = [
+        start(volunteer, command.replace("LINK", link), "--yes", *LOOPBACK, "--threads", "1")
+        for volunteer, command in ((first, llama), (second, torch))
+    ]
+    assert trainer.ends(seconds=900) == 0
+    for sampler in samplers:
+        sampler.process.send_signal(signal.SIGTERM)
+    assert "held-out prompts" in person.types(evaluate.replace("500", "16"), seconds=300)
+    assert person.types(export, seconds=300)
+    assert (person.home / "larger-model" / "model.safetensors").stat().st_size > 250_000_000
 
 
 def test_every_command_of_the_readme_and_the_docs_is_run_by_a_test():

@@ -1,9 +1,10 @@
 """Mutation test: change one operator at a time and see whether the room's tests notice.
 
 `make mutate` runs it. A mutant is one change to one module; it is killed when a test of the room
-fails. Mutants are drawn by a seed from the modules given (or a default set) and run on a copy of
-the working tree, so that nothing here is ever changed. Survivors are printed with their line: each
-is either a gap in the tests or a change without effect. The latter are not counted once they stand,
+fails: first the quick ones, and if those pass, the others of the room that import the module.
+Mutants are drawn by a seed from the modules given (or a default set) and run on a copy of the
+working tree, so that nothing here is ever changed. Survivors are printed with their line: each is
+either a gap in the tests or a change without effect. The latter are not counted once they stand,
 with their reasons, in a file `mutate_equivalent.txt` beside this program.
 
     tools/mutate.py [--seed 1] [--mutants 84] [--jobs 2] [--json] [echo_node/net/gossip/mesh.py …]
@@ -51,8 +52,10 @@ DEFAULT_MODULES: Final = (
 )
 MUTANT_SECONDS: Final = 150
 """A mutant whose tests take longer than this has made something hang, which counts as killed."""
-MOST_TEST_FILES: Final = 4
-"""Test files that are run for one module, those named after it first."""
+QUICK_TEST_FILES: Final = 4
+"""Test files that are run first, those named after the module before others."""
+FURTHER_TEST_FILES: Final = 8
+"""Test files that are run for a mutant that the first have let through."""
 EQUIVALENT: Final = ROOT / "tools" / "mutate_equivalent.txt"
 
 COMPARISONS: Final = {
@@ -176,10 +179,18 @@ def _is_text(node: ast.BinOp) -> bool:
     )
 
 
-def tests_of(module: str) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class TestFiles:
+    """Test files of one module."""
+
+    quick: list[str]
+    further: list[str]
+
+
+def tests_of(module: str) -> TestFiles:
     """Return the test files of a module: the one named after it, then others of its room.
 
-    A module that no test of its room imports is tested through the modules that import it.
+    A module that few tests of its room import is tested through the modules that import it.
     """
     path = Path(module)
     room = path.parts[1] if path.parts[0] == "echo_node" and len(path.parts) > 2 else path.parts[0]
@@ -187,11 +198,22 @@ def tests_of(module: str) -> list[str]:
     files = sorted(folder.glob("test_*.py"), key=lambda file: file.stat().st_size)
     named = sorted(folder.glob(f"test_{path.stem}*.py"))
     using = _importers(module, files)
-    if not named and not using:
+    if len({*named, *using}) < QUICK_TEST_FILES:
         near = _importers(module, [*(ROOT / path.parent).glob("*.py")])
-        using = [file for each in near for file in _importers(str(each.relative_to(ROOT)), files)]
+        using += _importers_of_any(near, files)
+        helpers = [file for file in folder.glob("*.py") if not file.name.startswith(("test_", "conftest"))]
+        using += _importers_of_any(_importers_of_any([ROOT / module, *near], helpers), files)
+    if not named and not using:  # tested in the room of those that use it
+        everywhere = sorted((ROOT / "tests").glob("**/test_*.py"), key=lambda file: file.stat().st_size)
+        using = _importers(module, everywhere)
     others = [file for file in dict.fromkeys(using) if file not in named]
-    return [str(file.relative_to(ROOT)) for file in [*named, *others][:MOST_TEST_FILES]]
+    every = [str(file.relative_to(ROOT)) for file in [*named, *others]]
+    return TestFiles(every[:QUICK_TEST_FILES], every[QUICK_TEST_FILES:][:FURTHER_TEST_FILES])
+
+
+def _importers_of_any(modules: Sequence[Path], files: Sequence[Path]) -> list[Path]:
+    """Return the files that import one of some modules."""
+    return [file for each in modules for file in _importers(str(each.relative_to(ROOT)), files)]
 
 
 def _importers(module: str, files: Sequence[Path]) -> list[Path]:
@@ -270,6 +292,27 @@ class Workspace:
             file.write_bytes(before)
 
 
+class Further:
+    """The further tests of each module, one file at a time, as far as they pass unchanged.
+
+    A file that fails without a mutant would kill every mutant, so it is left out.
+    """
+
+    def __init__(self) -> None:
+        self._passing: dict[str, bool] = {}
+
+    def kills(self, space: Workspace, mutant: Mutant, files: Sequence[str]) -> bool:
+        """Return whether a further test notices a mutant."""
+        for file in files:
+            if not space.kills(mutant, [file]):
+                continue
+            if file not in self._passing:
+                self._passing[file] = space.passes([file], MUTANT_SECONDS)
+            if self._passing[file]:
+                return True
+        return False
+
+
 def equivalents() -> dict[str, str]:
     """Read the mutants that are known to change nothing, with the reason of each."""
     if not EQUIVALENT.is_file():
@@ -294,7 +337,7 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     tests = {module: tests_of(module) for module in options.modules}
-    if without := [module for module, files in tests.items() if not files]:
+    if without := [module for module, files in tests.items() if not files.quick]:
         parser.error(f"no test file in tests/ imports {', '.join(without)}")
     known = equivalents()
     chosen = _draw([str(module) for module in options.modules], options.mutants, options.seed)
@@ -310,19 +353,22 @@ def main() -> int:
         for number in range(options.jobs):
             spaces.put(Workspace(Path(place, str(number))))
 
+        further = Further()
+
         def run(mutant: Mutant) -> bool:
-            space = spaces.get()
+            space, files = spaces.get(), tests[mutant.module]
             try:
-                return space.kills(mutant, tests[mutant.module])
+                return space.kills(mutant, files.quick) or further.kills(space, mutant, files.further)
             finally:
                 spaces.put(space)
 
         with ThreadPoolExecutor(options.jobs) as pool:
             for module, files in tests.items():  # a test that fails by itself would kill every mutant
                 space = spaces.get()
-                if not space.passes(files, MUTANT_SECONDS):
+                if not space.passes(files.quick, MUTANT_SECONDS):
                     print(
-                        f"the tests of {module} fail without a mutant, or take over {MUTANT_SECONDS} s: {files}"
+                        f"the tests of {module} fail without a mutant, or take over {MUTANT_SECONDS} s:"
+                        f" {files.quick}"
                     )
                     return 2
                 spaces.put(space)

@@ -14,7 +14,9 @@ A type is counted with the handlers if one of them gets it and no carrier declar
 `Envelope` and `Opened`, of which a sealed message cannot come out otherwise. All other types are
 counted with the carriers. Verifiers are a branch of the way, so their files are left out. Groups
 are counted each time that their bytes are parsed (`parses`) or their body is decoded (`decodes`) in
-one node, verifiers too.
+one node, verifiers too. A group that arrives twice in a node, as when its receipt is late and the
+sampler delivers it directly after the gossip, is parsed on each arrival; `--list` names who parsed
+a group more than once.
 
     tools/trace_flow.py [--mode async|sequential] [--steps 3] [--list]
 """
@@ -200,18 +202,24 @@ class Tally:
         self.most = Counter({"parse": 0, "decode": 0})
         """Most parses and decodes of one group in one process."""
         self.callers: Counter[str] = Counter()
+        self.repeated: Counter[str] = Counter()
+        """Groups that one process parsed more than once, by who parsed them."""
 
     def add_process(self, log: Path) -> None:
         """Add the lines of one process."""
         counts: dict[str, Counter[str]] = {"parse": Counter(), "decode": Counter()}
+        parsers: dict[str, list[str]] = {}
         for row in map(json.loads, log.read_text().splitlines()):
             if "flow" in row:
                 self._add(row["flow"], row["file"], row["type"], row["home"])
             for name in counts.keys() & row.keys():
                 counts[name][row[name]] += 1
                 self.callers[f"{name} by {row['by']}"] += 1
+            if "parse" in row:
+                parsers.setdefault(row["parse"], []).append(row["by"])
         for name, count in counts.items():
             self.most[name] = max([self.most[name], *count.values()])
+        self.repeated.update(" and ".join(by) for by in parsers.values() if len(by) > 1)
 
     def _add(self, flow: str, file: str, kind: str, home: str) -> None:
         self.files[flow].add(file)
@@ -239,6 +247,8 @@ def _report(logs: list[Path], *, everything: bool) -> None:
             result |= {f"{flow}_{who}": len(there), f"{flow}_{who}_types": len(named)}
     if everything:
         print(*(f"  {count} x {caller}" for caller, count in tally.callers.most_common()), sep="\n")
+        for by, count in tally.repeated.most_common():
+            print(f"  {count} groups parsed more than once: by {by}")
     print(json.dumps(result | {"parses": tally.most["parse"], "decodes": tally.most["decode"]}))
 
 

@@ -26,21 +26,17 @@ def agree(manifest: Opened[Manifest]) -> bool:
     run = manifest.message
     say(f"run {manifest.id.hex()}: {one_line(run.name)}", err=True)
     say(f"  author: {peer_id(manifest.signer)}", err=True)
+    whence = "part of echo-node" if run.contract.wheel is None else "code that travels with the run"
     say(
-        f"  contract: {one_line(run.contract.name)} {one_line(run.contract.version)}, installed on this"
-        " machine; it makes prompts and rewards, in a sandbox",
+        f"  contract: {one_line(run.contract.name)} {one_line(run.contract.version)}, {whence};"
+        " it makes prompts and rewards, in a sandbox",
         err=True,
     )
-    if run.contract.wheel is not None:
-        say(
-            f"  code: a package of the hash {run.contract.wheel.hex()}, which is checked before it runs",
-            err=True,
-        )
     if not sys.stdin.isatty():
         raise ConfigError(
             "joining this run needs consent, and standard input is not a terminal", advice="pass --yes"
         )
-    return _confirm("Work for it?")
+    return confirm("Work for it?")
 
 
 def choose(runs: Sequence[Opened[Manifest]]) -> Opened[Manifest]:
@@ -78,7 +74,7 @@ def offer_backup(place: StateDir) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     say(f"The key in {place.key} is new. It is this node's identity.", err=True)
-    if not _confirm("Make a backup of it now, encrypted by a passphrase?"):
+    if not confirm("Make a backup of it now, encrypted by a passphrase?"):
         return
     for _ in range(_TRIES):
         try:
@@ -92,9 +88,10 @@ def offer_backup(place: StateDir) -> None:
             return
 
 
-def _confirm(question: str) -> bool:
+def confirm(question: str, *, default: bool = True) -> bool:
+    """Ask a question at the terminal; Ctrl-D is a no."""
     try:
-        return typer.confirm(question, default=True, err=True)
+        return typer.confirm(question, default=default, err=True)
     except typer.Abort as end:
         say(err=True)
         if isinstance(end.__context__, KeyboardInterrupt):

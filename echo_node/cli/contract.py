@@ -130,6 +130,7 @@ def new(
     for file in write_contract(name, where):
         say(f"wrote {file}")
     say(f"next: pip install --editable {where}, then echo-node contract test {name}")
+    say(f'then: contract = "{name}@1" in a run file, and echo-node run new: the code travels with the run')
 
 
 def _subject(name: str, params: list[str] | None) -> Subject:

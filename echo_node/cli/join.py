@@ -14,6 +14,7 @@ import typer
 
 from echo_node.cli.confirm import agree, choose, offer_backup
 from echo_node.cli.join_flags import (
+    AllowCodeFlag,
     AnnounceFlag,
     AsJsonFlag,
     BatteryFlag,
@@ -82,6 +83,7 @@ def join(
     no_page: NoPageFlag = False,
     page_buttons: PageButtonsFlag = False,
     yes: YesFlag = False,
+    allow_code: AllowCodeFlag = None,
     as_json: AsJsonFlag = False,
 ) -> None:
     """Take part in a run as sampler, trainer or verifier, or be a bootstrap node of the network.
@@ -130,6 +132,7 @@ def join(
         battery=not battery,
         page=_page(page, no_page=no_page, as_json=as_json),
         page_token=page_buttons,
+        allow_code=tuple(allow_code or ()),
         agree=accept if yes else agree,
         choose=choose,
         offer_backup=no_backup if yes or as_json else offer_backup,

@@ -206,6 +206,15 @@ PageButtonsFlag: TypeAlias = Annotated[
 YesFlag: TypeAlias = Annotated[
     bool, typer.Option("--yes", help="Work for a run that was found on the network without asking.")
 ]
+AllowCodeFlag: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-code",
+        metavar="HASH",
+        help="Consent to the code of this hash that travels with a run. --yes never does. May be repeated.",
+        show_default=False,
+    ),
+]
 AsJsonFlag: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Say what happens as lines of JSON on standard output.")
 ]

@@ -35,13 +35,14 @@ def no_backup(_place: StateDir) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JoinOptions:
-    """Everything that a person can ask of `join`.
+    """Options of `join`, parsed and checked.
 
     run           any form that `echo_node.runs.resolve` reads; a bootstrap needs none
     page          port of the page, 0 for any free one, None for no page
     log           names of `echo_node.telemetry.exporters` that a trainer writes its steps to
     unsafe        run the contract although a required layer of its jail does not hold
     battery       pause while the machine runs on battery
+    allow_code    hashes of code that travels with a run, to which the person consents
     agree         asked whether to work for a run that was found on the network
     choose        asked which of several open runs to join
     offer_backup  called once after a new key was created
@@ -68,6 +69,7 @@ class JoinOptions:
     battery: bool = True
     page: int | None = None
     page_token: bool = False
+    allow_code: tuple[str, ...] = ()
     agree: Callable[[Opened[Manifest]], bool] = accept
     choose: Callable[[Sequence[Opened[Manifest]]], Opened[Manifest]] = _first
     offer_backup: Callable[[StateDir], None] = no_backup

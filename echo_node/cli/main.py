@@ -60,13 +60,27 @@ def root(
 @app.command()
 def demo(
     *,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="embedded: a tiny model reverses digits (the default). smollm2: SmolLM2-135M, a pretrained"
+            " language model, learns to name the larger of two numbers, in about ten minutes."
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            help="guess-number: a tiny model learns to find a number in four guesses, told higher or lower"
+            " after each: an environment of several turns."
+        ),
+    ] = None,
     mode: Annotated[
         str | None,
         typer.Option(
             help="async: samplers push, the trainer draws (the default). sequential: the trainer requests."
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimiser steps to take (220).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimiser steps to take (220; 60 with smollm2).")] = None,
     seed: Annotated[
         int | None,
         typer.Option(help="Seed of keys and sampling; in memory, sequential runs repeat bit for bit (0)."),
@@ -115,6 +129,8 @@ def demo(
         DemoConfig,
         config,
         changes or (),
+        model=model,
+        task=task,
         mode=mode,
         steps=steps,
         seed=seed,

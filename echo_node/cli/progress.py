@@ -11,7 +11,15 @@ from contextlib import contextmanager
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TransferSpeedColumn,
+)
 
 from echo_node.config import no_color
 from echo_node.models.progress import Progress as ModelProgress
@@ -55,10 +63,25 @@ def shown(
 @contextmanager
 def model_bar() -> Generator[ModelProgress]:
     """Show on standard error, if that is a terminal, how far reading a model is."""
+    with _bar("looking for the model", DownloadColumn()) as show:
+        yield show
+
+
+@contextmanager
+def seconds_bar() -> Generator[ModelProgress]:
+    """Show on standard error, if that is a terminal, how many seconds of some are over."""
+    with _bar("starting", MofNCompleteColumn(), TextColumn("seconds")) as show:
+        yield show
+
+
+@contextmanager
+def _bar(first: str, *columns: ProgressColumn) -> Generator[ModelProgress]:
     console = Console(stderr=True, no_color=no_color())
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("looking for the model", total=None)
+    described = TextColumn("{task.description}", markup=False)
+    with Progress(
+        described, BarColumn(), *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(first, total=None)
 
         def show(doing: str, done: int, total: int) -> None:
             bar.update(task, description=doing, completed=done, total=total or None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,18 +16,22 @@ from echo_node.cli.run_eval import Json, Named
 from echo_node.runtime.console import path_for, say
 
 if TYPE_CHECKING:
-    from protocol import Manifest, Opened
+    from echo_node.runs.spec import NewRun
+    from protocol import Identity, Manifest, Opened
 
 app = typer.Typer(no_args_is_help=True, help="Runs: create, show, share, evaluate and export them.")
 
 app.command("eval")(run_eval.evaluate)
+app.command("evals")(run_eval.show_evaluations)
 app.command("export")(run_eval.export)
 
 MEANINGS: Final = {
     "run": "the hash of the manifest, by which everything else is checked",
     "author": "the key that sealed the manifest",
     "model": "what is trained; its first weights are named by their hash",
+    "adapter": "LoRA: a small adapter is trained, and travels; the base is frozen and fetched once",
     "contract": "the plug-in that makes prompts and rewards; it runs in a jail",
+    "code": "packages that travel with the run and make prompts and rewards; `join` asks before it runs them",
     "claims": "what samplers claim beside their tokens: rewards, where the contract passed the purity test",
     "mode": "async: samplers push without waiting. sequential: the trainer requests every group, of the newest version",
     "async_from": "before this version the run is sequential; none: always",
@@ -40,6 +45,7 @@ MEANINGS: Final = {
     "algorithm": "training algorithm",
     "numbers": "settings of the algorithm that differ from its defaults",
     "engines": "classes of engines that may sample, each with its own tolerance",
+    "tolerances": "bounds of honest sampling by which verifiers judge, beside the known ones of each class",
     "verification": "which verdicts a group needs before it is used: checks of a share by the trainer (self), of so many"
     " verifiers (quorum), or of a random part, with a bound on the rest (sampled)",
     "joins": "new samplers that the trainer takes in ten minutes: of one address, and of all",
@@ -70,6 +76,14 @@ def new(
         list[str] | None,
         typer.Option("--set", help="One setting, such as sync.staleness=2. May be repeated."),
     ] = None,
+    calibrate: Annotated[
+        bool | None,
+        typer.Option(
+            "--calibrate/--no-calibrate",
+            help="Measure honest sampling with this model for a minute, once, and take the engine tolerances from it;"
+            " by default unless the model is large.",
+        ),
+    ] = None,
     state: State = None,
     as_json: Json = False,
 ) -> None:
@@ -83,8 +97,8 @@ def new(
     from echo_node.config import state_home
     from echo_node.contract.adversarial_test import Subject, find_impurity
     from echo_node.errors import one_line
-    from echo_node.runs.prompt_preparation import EMBEDDED
-    from echo_node.runs.spec import MANIFEST, model_folder, new_run, read_run_file, write_run
+    from echo_node.runs.prompt_preparation import EMBEDDED, EMBEDDED_GUESS
+    from echo_node.runs.spec import MANIFEST, MODEL, model_folder, new_run, read_run_file, write_run
     from echo_node.storage.state_dir import prepared
     from echo_node.trainer.dry_run import dry_run
     from protocol import open_manifest
@@ -96,13 +110,19 @@ def new(
     name, _, version = spec.contract.partition("@")
     impurity = find_impurity(Subject(name, version, spec.params))
     place = prepared(state or state_home())
+    folder = out or file.with_suffix("")
+    shipped = {EMBEDDED, EMBEDDED_GUESS}
     with model_bar() as progress:
-        made = new_run(spec, place.identity(), progress=progress, note=note, pure=impurity is None)
-        if spec.model != EMBEDDED:  # which the tests of every release take through all of it
-            manifest, model = open_manifest(made.sealed).message, model_folder(spec.model, progress)
+        made = new_run(
+            spec, place.identity(), progress=progress, note=note, pure=impurity is None, out=folder
+        )
+        if spec.model not in shipped:  # which the tests of every release take through all of it
+            manifest = open_manifest(made.sealed).message
+            model = folder / MODEL if spec.lora else model_folder(spec.model, progress)
             for untried in dry_run(manifest, model, place.path, progress=progress):
                 note(f"{untried} was not tried with this model: its packages are not installed here")
-    folder = out or file.with_suffix("")
+    if spec.model not in shipped and calibrate is not False:
+        made = _calibrate(made, place.identity(), model, asked=bool(calibrate), note=note)
     write_run(folder, made)
     run = open_manifest(made.sealed).id.hex()
     if as_json:
@@ -115,6 +135,42 @@ def new(
     if impurity is not None:
         say(f"samplers claim no rewards, since {spec.contract} failed the purity test: {one_line(impurity)}")
     say(f"next: echo-node join --role trainer {folder}")
+
+
+def _calibrate(
+    made: NewRun, author: Identity, folder: Path, *, asked: bool, note: Callable[[str], None]
+) -> NewRun:
+    """Take the tolerances of classes that the run's file gives none for from the model itself."""
+    from echo_node.cli.progress import seconds_bar
+    from echo_node.models.model_source import default_cache
+    from echo_node.runs.spec import EngineTable
+    from echo_node.runs.tolerance_report import describe_tolerances, far_wider
+    from echo_node.verifier.run_calibration import calibrate_run
+    from protocol import open_manifest
+
+    manifest = open_manifest(made.sealed).message
+    given = {each.engine for each in made.spec.engines if isinstance(each, EngineTable)}
+    wanted = [each.engine for each in manifest.engines if each.engine not in given]
+    if not wanted:
+        return made
+    with seconds_bar() as progress:
+        found = calibrate_run(
+            manifest, folder, default_cache(), wanted, made.prompts, asked=asked, progress=progress
+        )
+    for why in sorted({each.why_not for each in found.values() if each.why_not}):
+        names = ", ".join(name for name, each in found.items() if each.why_not == why)
+        note(f"the known tolerances of {names} stay: {why}")
+    measured = {name: each.tolerance for name, each in found.items() if not each.why_not}
+    if not measured:
+        return made
+    tokens = ", ".join(f"{each.tokens} tokens of {name}" for name, each in found.items() if each.tokens)
+    note(f"tolerances from {tokens}: {describe_tolerances([*measured.values()])}")
+    for name in far_wider([*measured.values()]):
+        note(
+            f"the tolerances of {name} are far wider with this model than known: a cheat may hide in them; leave the class"
+            " out with engines = […] unless its samplers are needed"
+        )
+    return made.with_engines(measured, author)
 
 
 @app.command()
@@ -258,6 +314,8 @@ def _own(run: str, state: Path | None) -> tuple[Opened[Manifest], Path]:
 
 def described(manifest: Opened[Manifest]) -> dict[str, Any]:
     """Describe a manifest by names and values for people."""
+    from echo_node.contract.code_folder import describe_code
+    from echo_node.runs.tolerance_report import describe_tolerances
     from protocol import peer_id
 
     message = manifest.message
@@ -267,7 +325,9 @@ def described(manifest: Opened[Manifest]) -> dict[str, Any]:
         "name": message.name,
         "author": peer_id(manifest.signer),
         "model": f"{message.model.architecture}, {message.model.vocab_size} tokens, context {message.model.context}",
+        "adapter": _adapter(message),
         "contract": f"{message.contract.name} {message.contract.version}",
+        "code": describe_code(message.contract.wheel) if message.contract.wheel else "part of echo-node",
         "params": dict(message.contract.params),
         "claims": "rewards" if message.contract.pure else "none",
         "mode": "sequential" if sync.async_from is None else "async",
@@ -282,6 +342,7 @@ def described(manifest: Opened[Manifest]) -> dict[str, Any]:
         "algorithm": f"{message.algorithm.name} {message.algorithm.version}",
         "numbers": dict(message.algorithm.params),
         "engines": [tolerance.engine for tolerance in message.engines],
+        "tolerances": describe_tolerances(message.engines),
         "verification": {
             "policy": message.verification.policy,
             "quorum": message.verification.quorum,
@@ -295,6 +356,13 @@ def described(manifest: Opened[Manifest]) -> dict[str, Any]:
         "verifiers": [peer_id(each) for each in message.verifiers],
         "seeds": list(message.seeds),
     }
+
+
+def _adapter(message: Manifest) -> str:
+    found = message.model.adapter
+    if found is None:
+        return "none: the whole model is trained"
+    return f"LoRA, rank {found.rank}, alpha {found.alpha:g}, norm at most {found.norm:.3g}, on {', '.join(found.targets)}"
 
 
 def _verification(message: Manifest) -> str:

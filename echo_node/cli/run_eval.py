@@ -14,8 +14,9 @@ from echo_node.cli.keys import State
 from echo_node.runtime.console import path_for, say
 
 if TYPE_CHECKING:
-    from echo_node.runs.evaluation import Evaluation
+    from echo_node.runs.run import Run
     from echo_node.storage.state_dir import StateDir
+    from echo_node.telemetry.evaluations import Evaluation
 
 Named = Annotated[
     str,
@@ -36,6 +37,9 @@ def evaluate(
         typer.Option("--version", help="Which version; the newest held one if left out. May be repeated."),
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, max=100_000, help="Number of held-out prompts.")] = 200,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.01, max=100.0, help="Of the draws; the run's own if left out.")
+    ] = None,
     engine: Annotated[
         str | None, typer.Option(help="The engine's class; the best that runs here if left out.")
     ] = None,
@@ -52,15 +56,14 @@ def evaluate(
     from echo_node.engine.engine_classes import EngineSpec, best_class
     from echo_node.engine.worker.client import WorkerEngine
     from echo_node.errors import StoreError
-    from echo_node.runs.evaluation import AT_ONCE, append_evaluation
+    from echo_node.runs.evaluation import AT_ONCE, held_out_prompts
     from echo_node.runs.evaluation import evaluate as measure
-    from echo_node.runs.resolve import find_local_run
     from echo_node.runs.run import read_model
-    from echo_node.runs.spec import open_run
+    from echo_node.telemetry.evaluations import append_evaluation
     from echo_node.weights.store import WeightsStore
     from echo_node.weights.tensors import layout_of
 
-    with _locked_state(state) as place, closing(open_run(find_local_run(run, place.path), model)) as opened:
+    with _locked_state(state) as place, closing(_opened(place, run, model)) as opened:
         folder = _held(place, opened.id)
         layout = layout_of(read_model(opened.folder))
         kind = engine or best_class({each.engine for each in opened.manifest.engines})
@@ -79,13 +82,43 @@ def evaluate(
                 )
             with closing(WorkerEngine(spec)) as worker, closing(opened.for_evaluation()) as measured:
                 worker.start()
+                chosen = held_out_prompts(measured, prompts)
                 for version in wanted:
-                    with _bar(f"version {version}", prompts, hidden=as_json) as on_progress:
+                    with _bar(f"version {version}", len(chosen), hidden=as_json) as on_progress:
                         found = measure(
-                            measured, store, held[version], worker, prompts=prompts, on_progress=on_progress
+                            measured,
+                            store,
+                            held[version],
+                            worker,
+                            chosen,
+                            temperature=temperature,
+                            on_progress=on_progress,
                         )
                     append_evaluation(folder, found)
                     _print_evaluation(found, as_json=as_json)
+
+
+def show_evaluations(run: Named, *, state: State = None, as_json: Json = False) -> None:
+    """List the measured versions of this node's copy of a run, and which one is the best.
+
+    A running node is not disturbed.
+    """
+    from echo_node.config import state_home
+    from echo_node.runs.resolve import find_local_run
+    from echo_node.runs.spec import read_manifest
+    from echo_node.telemetry.evaluations import best_of, read_evaluations
+
+    place = (state or state_home()).absolute()
+    named = find_local_run(run, place)
+    found = read_evaluations(place / "runs" / read_manifest(named).id.hex())
+    best = best_of(found)
+    for each in found:
+        if as_json:
+            say(json.dumps({**each.plain(), "best": each is best}))
+        else:
+            _print_evaluation(each, as_json=False, mark=" ◀ best" if each is best else "")
+    if not found and not as_json:
+        say("no version was measured here yet: [evaluation] in the run's file, or echo-node run eval")
 
 
 def export(
@@ -98,32 +131,39 @@ def export(
     ],
     *,
     version: Annotated[
-        int | None, typer.Option(help="Which version; the best that was measured by `run eval` if left out.")
+        int | None,
+        typer.Option(
+            help="Which version; the best that was measured, during the run or by `run eval`, if left out."
+        ),
     ] = None,
+    merged: Annotated[
+        bool,
+        typer.Option("--merged", help="Of a LoRA run: the whole model, with the adapter merged into it."),
+    ] = False,
     model: Annotated[str | None, typer.Option(help="The model, where the run's folder does not say.")] = None,
     state: State = None,
 ) -> None:
-    """Write a version as a Hugging Face folder: the best one, or the one named."""
+    """Write a version as a Hugging Face folder: the best one, or the one named.
+
+    Of a LoRA run it is an adapter as PEFT opens it, unless --merged is given.
+    """
     from contextlib import closing
 
     from echo_node.errors import ConfigError
-    from echo_node.runs.evaluation import read_evaluations
-    from echo_node.runs.resolve import find_local_run
     from echo_node.runs.run import read_model
-    from echo_node.runs.spec import open_run
+    from echo_node.telemetry.evaluations import best_of, read_evaluations
     from echo_node.weights.export import export_version
     from echo_node.weights.tensors import layout_of
 
-    with _locked_state(state) as place, closing(open_run(find_local_run(run, place.path), model)) as opened:
+    with _locked_state(state) as place, closing(_opened(place, run, model)) as opened:
         folder = place.place_of(opened.id)
         if version is None:
             measured = read_evaluations(folder)
-            if not measured:
+            if (best := best_of(measured)) is None:
                 raise ConfigError(
                     "no version of that run was measured here, so none is known to be the best",
                     advice="measure some with echo-node run eval, or name one with --version",
                 )
-            best = max(measured, key=lambda each: each.reward)
             version = best.version
             say(f"version {version} is the best of {len(measured)}: {best.reward:.3f} ± {best.error:.3f}")
         layout = layout_of(read_model(opened.folder))
@@ -135,6 +175,7 @@ def export(
             layout,
             version=version,
             model=opened.folder,
+            merged=merged,
         )
         say(f"version {done.version} is in {to}: {done.size / 1e6:,.1f} MB of weights")
 
@@ -186,13 +227,22 @@ def _locked_state(state: Path | None) -> Iterator[StateDir]:
         yield found
 
 
-def _print_evaluation(found: Evaluation, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
+def _print_evaluation(found: Evaluation, *, as_json: bool, mark: str = "") -> None:
     if as_json:
-        say(json.dumps(asdict(found)))
+        say(json.dumps(found.plain()))
         return
     say(
         f"version {found.version} (step {found.step}): reward {found.reward:.3f} ± {found.error:.3f}"
-        f" on {found.prompts} held-out prompts"
+        f" on {found.prompts} held-out prompts{mark}"
     )
+
+
+def _opened(place: StateDir, run: str, model: str | None) -> Run:
+    """Open a run of this machine, if the person has consented to its code."""
+    from echo_node.cli.code_consent import check_code_consent
+    from echo_node.runs.resolve import find_local_run
+    from echo_node.runs.spec import open_run, read_manifest
+
+    named = find_local_run(run, place.path)
+    check_code_consent(place, read_manifest(named), ())
+    return open_run(named, model)

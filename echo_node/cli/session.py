@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,38 +15,38 @@ import trio
 from rich.console import Console
 
 from echo_node.cli import progress
+from echo_node.cli.code_consent import check_code_consent
 from echo_node.cli.join_options import JoinOptions, check_manifest
+from echo_node.contract.code_folder import WHEELS
 from echo_node.control.server import NodeControl, under_control
 from echo_node.credit.ledger import Ledger
 from echo_node.engine.engine_classes import device_of
 from echo_node.engine.host_resources import free_cores
 from echo_node.errors import ConfigError
+from echo_node.models.folder import map_folder
 from echo_node.net.libp2p import Libp2pNetwork, join_swarm
 from echo_node.net.swarm_settings import SwarmSettings
 from echo_node.node import Node
 from echo_node.runs.dataset import FILE as DATA_FILE
 from echo_node.runs.engine_selection import select_engine
-from echo_node.runs.model_download import download_data, download_run
+from echo_node.runs.model_download import download_data_and_code, download_run
 from echo_node.runs.resolve import ResolvedRun, fetch_manifest, resolve_run
-from echo_node.runs.run import Run, read_model
-from echo_node.runs.spec import model_folder, open_run
+from echo_node.runs.run import Run
+from echo_node.runs.spec import model_folder, open_run, read_manifest
+from echo_node.runs.tolerance_report import describe_tolerances, far_wider
 from echo_node.runtime import exit_codes
 from echo_node.runtime.pause_gate import PauseGate
+from echo_node.runtime.resource_limits import watch_disk
 from echo_node.runtime.threads import run_abandonable
 from echo_node.storage import state_dir as state
 from echo_node.storage.state_dir import StateDir, backup_reminder
 from echo_node.telemetry.events import Events, StepEvents, report_mutes, report_progress, warn_if_alone
 from echo_node.telemetry.metrics import Records
-from echo_node.weights.tensors import layout_of
-from protocol import Identity, peer_id
+from protocol import Identity, Manifest, peer_id
 
 if TYPE_CHECKING:
     from echo_node.trainer.distributed import Ranks
 
-DISK: Final = "disk"
-"""Name of the reason to pause while the state is over --max-disk."""
-DISK_SECONDS: Final = 30.0
-"""Interval between two checks of the state folder's size."""
 DRAIN_SECONDS: Final = 10.0
 """Time to deliver finished groups when leaving; the rest stays on disk for the next start."""
 LINGER_SECONDS: Final = 3.0
@@ -71,6 +72,8 @@ def join(options: JoinOptions, events: Events, ranks: Ranks | None = None) -> No
             session.start()
             trio.run(session.take_part, found)
             return
+        manifest = read_manifest(found)
+        check_code_consent(place, manifest, options.allow_code, unsafe=options.unsafe)
         with closing(open_run(found, options.model, require=options.require)) as run:
             check_manifest(options, session.identity, run.manifest)
             session.start(run)
@@ -113,6 +116,7 @@ class _Session:
             **of,
         )
         if run is not None:
+            self._report_tolerances(run.manifest)
             self._report_jail(run)
         if self._key_is_new:
             options.offer_backup(self._place)
@@ -217,8 +221,12 @@ class _Session:
             manifest = await fetch_manifest(network, wanted, options.choose)
             nursery.cancel_scope.cancel()
         check_manifest(options, self.identity, manifest.message)
+        self._report_tolerances(manifest.message)
         if not await run_abandonable(partial(options.agree, manifest)):
             raise ConfigError("no consent to this run", advice="nothing was fetched and nothing was run")
+        await run_abandonable(
+            partial(check_code_consent, self._place, manifest, options.allow_code, unsafe=options.unsafe)
+        )
         folder = self._place.run(manifest.id)
         if options.model is None:
             with progress.shown(self._events, Console(stderr=True)) as on_progress:
@@ -232,8 +240,15 @@ class _Session:
                 )
         else:
             model = await trio.to_thread.run_sync(model_folder, options.model)
-            await download_data(network, manifest.message, folder, allowance=options.allowance)
-        opening = partial(Run.open, manifest.sealed, model, require=options.require, data=folder / DATA_FILE)
+            await download_data_and_code(network, manifest.message, folder, allowance=options.allowance)
+        opening = partial(
+            Run.open,
+            manifest.sealed,
+            model,
+            require=options.require,
+            data=folder / DATA_FILE,
+            wheels=folder / WHEELS,
+        )
         run = await trio.to_thread.run_sync(opening)
         emit(
             "found",
@@ -243,14 +258,6 @@ class _Session:
         )
         await trio.to_thread.run_sync(self._report_jail, run)
         return run
-
-    async def _watch_disk(self) -> None:
-        """Pause while the state folder is larger than --max-disk."""
-        most = self._options.allowance.disk
-        while most is not None:
-            taken = await run_abandonable(self._place.size)
-            (self._gate.close if taken > most else self._gate.open)(DISK)
-            await trio.sleep(DISK_SECONDS)
 
     async def _work(self, run: Run, network: Libp2pNetwork) -> None:
         folder = self._place.run(run.id)
@@ -272,9 +279,22 @@ class _Session:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(report_progress, node, network, self._events)
             nursery.start_soon(report_mutes, lambda: node.mutes(network), self._events)
-            nursery.start_soon(self._watch_disk)
+            nursery.start_soon(watch_disk, self._gate, self._place.size, self._options.allowance)
             await self._do_role(node, run, folder)
             nursery.cancel_scope.cancel()
+
+    def _report_tolerances(self, manifest: Manifest) -> None:
+        """Emit the run's engine tolerances beside the known ones, and which are far wider."""
+        wider = far_wider(manifest.engines)
+        warning = (
+            f". Far wider than known: {', '.join(wider)}; in such bands verifiers may take a cheat for honest"
+        )
+        self._events.emit(
+            "tolerances",
+            f"engine tolerances: {describe_tolerances(manifest.engines)}{warning if wider else ''}",
+            engines=[asdict(each) for each in manifest.engines],
+            far_wider=wider,
+        )
 
     def _report_jail(self, run: Run) -> None:
         """Emit which layers of isolation hold for the run's contract, and which do not and why."""
@@ -332,6 +352,5 @@ def _summary(run: Run) -> dict[str, Any]:
         "mode": "sequential" if manifest.sync.async_from is None else "async",
         "staleness": manifest.sync.staleness,
         "group_size": manifest.sampling.group_size,
-        "model_bytes": 2
-        * sum(math.prod(tensor.shape) for tensor in layout_of(read_model(run.folder)).tensors),
+        "model_bytes": 2 * sum(math.prod(tensor.shape) for tensor in map_folder(run.folder).values()),
     }

@@ -270,7 +270,11 @@ def _verdict(point: str, problem: str, fine: str) -> Finding:
 
 
 def _repeats(rows: Mapping[str, Any]) -> Finding:
-    others = [key for key, row in rows.items() if not row["repeats"]]
+    others = [
+        key
+        for key, row in rows.items()
+        if not row["repeats"] or any((each or "").startswith("another") for each in row["replies"].values())
+    ]
     return _verdict(
         "it repeats itself",
         f"of {len(rows)} keys, {len(others)} gave another prompt or score when asked again" if others else "",
@@ -285,6 +289,9 @@ def _same(point: str, first: Trial, other: Trial) -> Finding:
     for key, row in rows.items():
         if row["prompt"] != theirs[key]["prompt"]:
             return Finding(point, FAILED, f"key {key} has another prompt (or data) there")
+        for text, replies in row["replies"].items():
+            if replies != theirs[key]["replies"][text]:
+                return Finding(point, FAILED, f"key {key}: {text} is answered in another way there")
         for text, score in row["scores"].items():
             one, two = (_worth_of(each) for each in (score, theirs[key]["scores"][text]))
             if one != two:

@@ -18,7 +18,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TextIO
 
 from echo_node.contract import hostile_texts, purity_watch
-from echo_node.contract.api import Contract, Prompt, prompt_of, score_of
+from echo_node.contract.api import (
+    Contract,
+    Prompt,
+    Turn,
+    own_answer,
+    play,
+    prompt_of,
+    reply_of,
+    score_of,
+    script_of,
+)
 from echo_node.contract.jail.enclosure import Bounds, Enclosure, code_paths
 from echo_node.contract.registry import find, find_only
 from echo_node.errors import ContractError, EchoError, boundary
@@ -80,14 +90,6 @@ def _report(out: TextIO, **line: Any) -> None:
     out.flush()
 
 
-def own_answer(contract: Contract, prompt: Prompt) -> str:
-    with boundary(ContractError, f"{contract.name} {contract.version}: answering its own prompt"):
-        answer: object = contract.answer(prompt)
-        if type(answer) is not str:
-            raise TypeError("it gave no text")
-        return answer
-
-
 def _key(number: int) -> bytes:
     return hashlib.blake2b(number.to_bytes(8, "big"), digest_size=32).digest()
 
@@ -136,9 +138,24 @@ def _answers(contract: Contract, step: dict[str, Any]) -> dict[str, Any]:
             "seconds": seconds,
             "own": texts["its own"] != "",
             "scores": scores,
+            "replies": {name: _replies(contract, prompt, text) for name, text in texts.items()},
             "repeats": same_prompt and all(_plain(again[name]) == _plain(scores[name]) for name in texts),
         }
     return {"rows": rows}
+
+
+def _replies(contract: Contract, prompt: Prompt, text: str) -> str | None:
+    """Return the hash of an environment's replies, each from the transcript before it alone."""
+    if not contract.has_environment:
+        return None
+    try:
+        turns, replies = play(contract, prompt, script_of(text))
+        again = [reply_of(contract, prompt, [*turns[:n], Turn(turns[n].text)]) for n in range(len(turns))]
+    except ContractError as error:
+        return f"an error: {error}"
+    if again != replies:
+        return f"another reply the second time: {again!r}, not {replies!r}"[:400]
+    return hashlib.blake2b(repr(replies).encode(), digest_size=16).hexdigest()
 
 
 def _plain(score: dict[str, Any]) -> dict[str, Any]:

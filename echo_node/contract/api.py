@@ -8,16 +8,20 @@
 A contract is pure: the same key gives the same prompt, and the same prompt and completion give the
 same score, on every machine and in every process. Completions are untrusted text: compare or parse
 them, never execute them.
+
+A contract that defines `reply` is an environment: the model takes turns, and the contract answers
+each of them. `score` then gets the list of turns. Replies are pure too: everybody recomputes them.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Final, Protocol, final
 
 from echo_node.errors import ContractError, boundary, one_line
 
@@ -46,6 +50,36 @@ class Prompt:
         """The prompt as a conversation: the system message, if any, and the user message."""
         system = [("system", self.system)] if self.system else []
         return [{"role": role, "content": text} for role, text in (*system, ("user", self.text))]
+
+
+REPLY_BYTES: Final = 65_536
+"""Most bytes of one reply of an environment."""
+_SCRIPT_TURNS: Final = 256
+"""Most turns of a script, as of a completion on the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The text of one turn of the model, and what the environment answered to it."""
+
+    text: str
+    reply: str | None = None
+    """None: nothing yet, or the episode was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer of an environment; `done` ends the episode, and the model reads no text of it."""
+
+    text: str = ""
+    done: bool = False
+
+
+class Episode(Protocol):
+    """An episode in progress, for environments whose state is costly to compute afresh."""
+
+    def step(self, text: str, /) -> Reply:
+        """Return the answer to the model's next turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +164,13 @@ class Contract(ABC):
     high: ClassVar[float] = 1.0
     reads_rows: ClassVar[bool] = False
     """Whether it makes its prompts of the rows of a run's data set, by `row_prompt`."""
+    role: ClassVar[str] = "user"
+    """Role of its replies in the chat template: `user`, or `tool`."""
+    replayable: ClassVar[bool] = True
+    """Whether everybody can recompute its replies.
+
+    If not (a clock, a judge), only samplers that the manifest names may fill slots.
+    """
 
     def __init__(
         self, params: Mapping[str, object] | None = None, rows: Sequence[Mapping[str, str]] = ()
@@ -160,12 +201,38 @@ class Contract(ABC):
         raise NotImplementedError(f"{self.name} makes no prompts of rows, such as {row}")
 
     @abstractmethod
-    def score(self, prompt: Prompt, completion: str) -> Score:
-        """Return the score of a completion: untrusted text, without the end token."""
+    def score(self, prompt: Prompt, completion: Any) -> Score:
+        """Return the score of a completion: untrusted text, without the end token.
 
-    def shape(self, prompt: Prompt, completion: str, score: Score) -> Score:  # noqa: ARG002 -- as `answer`
+        Of an environment it is the list of turns, each with the model's text.
+        """
+
+    def shape(self, prompt: Prompt, completion: Any, score: Score) -> Score:  # noqa: ARG002 -- as `answer`
         """Return the reward to learn from, such as a little for good form; default: `score`."""
         return score
+
+    def reply(self, prompt: Prompt, turns: Sequence[Turn]) -> Reply:
+        """Answer the last of these turns, from the prompt and the turns alone.
+
+        By default the episode of `begin` is played again.
+        """
+        episode = self.begin(prompt)
+        replies = [episode.step(turn.text) for turn in turns]
+        return replies[-1]
+
+    def begin(self, prompt: Prompt) -> Episode:
+        """Begin an episode whose steps give the same replies as `reply`; instead of `reply`."""
+        raise NotImplementedError(f"{self.name} has no episodes, such as of {prompt.text[:40]!r}")
+
+    def act(self, prompt: Prompt, turns: Sequence[Turn]) -> str:  # noqa: ARG002 -- as `answer`
+        """Return the next turn of one who plays well, if there is one; for environments."""
+        return ""
+
+    @property
+    def has_environment(self) -> bool:
+        """Return whether it answers the model's turns."""
+        mine = type(self)
+        return mine.reply is not Contract.reply or mine.begin is not Contract.begin
 
     def answer(self, prompt: Prompt) -> str:  # noqa: ARG002 -- for those who override it
         """Return a completion that scores well, if there is one; for examples and pin vectors."""
@@ -185,8 +252,67 @@ def prompt_of(contract: Contract, key: bytes, *, held_out: bool = False) -> Prom
         return prompt
 
 
-def score_of(contract: Contract, prompt: Prompt, completion: str) -> Score:
-    """Return the contract's shaped score; an error or a score out of range is a `ContractError`."""
+def reply_of(contract: Contract, prompt: Prompt, turns: Sequence[Turn]) -> Reply:
+    """Return the environment's answer; whatever goes wrong in it is a `ContractError`."""
+    with boundary(ContractError, f"{contract.name} {contract.version}: answering a turn"):
+        return checked_reply(contract.reply(prompt, list(turns)))
+
+
+def checked_reply(reply: object) -> Reply:
+    """Return a reply of the right form; raise otherwise."""
+    if not isinstance(reply, Reply) or type(reply.text) is not str or type(reply.done) is not bool:
+        raise TypeError("it gave no Reply with a text")
+    if not reply.done and not 1 <= len(reply.text.encode()) <= REPLY_BYTES:
+        raise ValueError(f"a reply of {len(reply.text.encode())} bytes, where 1 to {REPLY_BYTES} are allowed")
+    return reply
+
+
+def script_of(text: str) -> list[str]:
+    """Return the model's turns that a text stands for: a JSON array of texts, or itself alone."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return [text]
+    is_script = isinstance(found, list) and found and all(type(each) is str for each in found)
+    return found[:_SCRIPT_TURNS] if is_script else [text]
+
+
+def play(contract: Contract, prompt: Prompt, texts: Sequence[str]) -> tuple[list[Turn], list[Reply]]:
+    """Play an episode with these turns of the model; return the turns and all replies."""
+    turns: list[Turn] = []
+    replies: list[Reply] = []
+    for text in texts:
+        reply = reply_of(contract, prompt, [*turns, Turn(text)])
+        replies.append(reply)
+        turns.append(Turn(text, None if reply.done else reply.text))
+        if reply.done:
+            break
+    return turns, replies
+
+
+def own_answer(contract: Contract, prompt: Prompt, most: int = 16) -> str:
+    """Return the contract's own answer to a prompt; of an environment a script of its own turns."""
+    with boundary(ContractError, f"{contract.name} {contract.version}: answering its own prompt"):
+        if not contract.has_environment:
+            answer: object = contract.answer(prompt)
+            if type(answer) is not str:
+                raise TypeError("it gave no text")
+            return answer
+        texts: list[str] = []
+        turns: list[Turn] = []
+        while len(texts) < most and (not turns or turns[-1].reply is not None):
+            texts.append(contract.act(prompt, turns))
+            turns, _ = play(contract, prompt, texts)
+        return json.dumps(texts, ensure_ascii=False)
+
+
+def score_of(contract: Contract, prompt: Prompt, completion: str | Sequence[Turn]) -> Score:
+    """Return the contract's shaped score; an error or a score out of range is a `ContractError`.
+
+    To an environment a text is a script, which is played first.
+    """
+    if contract.has_environment and isinstance(completion, str):
+        completion, _ = play(contract, prompt, script_of(completion))
     with boundary(ContractError, f"{contract.name} {contract.version}: scoring a completion"):
         plain: object = contract.score(prompt, completion)
         if not isinstance(plain, Score):

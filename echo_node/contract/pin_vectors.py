@@ -1,16 +1,26 @@
 """Pin vectors: check that a contract is the one that a run was made with.
 
 A name is not code. A vector states: this key gives the prompt of this hash, and this text then gets
-this score. The hash covers all that the model reads. The author of a run makes vectors, and every
-node that joins checks them.
+this score; of an environment the text is a script of turns, and its replies are pinned too. The
+hash covers all that the model reads. The author of a run makes vectors, and every node that joins
+checks them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from echo_node.contract.api import Contract, Prompt, prompt_of, score_of
-from echo_node.errors import ContractError, boundary, one_line
+from echo_node.contract.api import (
+    Contract,
+    Prompt,
+    Reply,
+    own_answer,
+    play,
+    prompt_of,
+    score_of,
+    script_of,
+)
+from echo_node.errors import ContractError, one_line
 from protocol import blob_id, canonical, limits
 from protocol.manifest import ContractVector
 
@@ -27,7 +37,8 @@ def contract_vectors(contract: Contract, keys: Sequence[bytes]) -> tuple[Contrac
         ContractVector(
             key=key,
             prompt=prompt_digest(prompt),
-            score=score_of(contract, prompt, text := answers[index - index % 2]).value,
+            replies=replies_digest(contract, prompt, text := answers[index - index % 2]),
+            score=score_of(contract, prompt, text).value,
             text=text,
         )
         for index, (key, prompt) in enumerate(zip(keys, prompts, strict=True))
@@ -47,17 +58,32 @@ def check_vectors(contract: Contract, vectors: Iterable[ContractVector]) -> None
         prompt = prompt_of(contract, vector.key)
         if prompt_digest(prompt) != vector.prompt:
             raise _mismatch(contract, index, vector, f"its prompt is another one, {prompt.text[:40]!r}")
+        if replies_digest(contract, prompt, vector.text) != vector.replies:
+            raise _mismatch(
+                contract, index, vector, f"it answers the turns {vector.text[:40]!r} in another way"
+            )
         score = score_of(contract, prompt, vector.text).value
         if score != vector.score:
             text = f"the text {vector.text[:40]!r} scores {score}, not {vector.score}"
             raise _mismatch(contract, index, vector, text)
 
 
+def replies_digest(contract: Contract, prompt: Prompt, script: str) -> bytes | None:
+    """Return the hash of an environment's replies to a script; None of another contract."""
+    if not contract.has_environment:
+        return None
+    _, replies = play(contract, prompt, script_of(script))
+    return blob_id(canonical.pack([_row(each) for each in replies]))
+
+
+def _row(reply: Reply) -> list[str | bool]:
+    return [reply.text, reply.done]
+
+
 def _answer(contract: Contract, prompt: Prompt) -> str:
     """Return the contract's own answer, cut to fit into a vector."""
-    with boundary(ContractError, f"{contract.name} {contract.version}: answering its own prompt"):
-        fits = one_line(contract.answer(prompt)).encode()[: limits.TEXT_BYTES]
-        return fits.decode(errors="ignore")
+    fits = one_line(own_answer(contract, prompt)).encode()[: limits.TEXT_BYTES]
+    return fits.decode(errors="ignore")
 
 
 def _mismatch(contract: Contract, index: int, vector: ContractVector, what: str) -> ContractError:

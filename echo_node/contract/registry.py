@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from typing import Final
 
 from echo_node.contract.api import Contract
@@ -82,6 +82,28 @@ def find(name: str, version: str) -> type[Contract]:
     raise _missing(name, version, others)
 
 
+def _find_in(folder: str, name: str, version: str) -> type[Contract]:
+    """Return the class of the contract that the packages of a folder declare."""
+    entries = [
+        entry
+        for package in distributions(path=[folder])
+        for entry in package.entry_points.select(group=GROUP)
+        if (listed := _listing(entry)).name == name and listed.version in {"", version}
+    ]
+    if len(entries) != 1:
+        raise ContractError(
+            f"the run's wheels declare the contract {name} {version} {len(entries)} times, and not once",
+            advice="its author can make the run anew: echo-node run new",
+        )
+    found = _imported(entries[0])
+    if found.version != version:
+        raise ContractError(
+            f"the contract {name} of the run's wheels has the version {found.version}, and the run names {version}",
+            advice="its author can make the run anew: echo-node run new",
+        )
+    return found
+
+
 def find_only(name: str) -> type[Contract]:
     """Return the class of a contract that has only one version here."""
     listed = [listing for listing in available() if listing.name == name]
@@ -98,9 +120,14 @@ def load(
     version: str,
     params: Mapping[str, object] | None = None,
     rows: Sequence[Mapping[str, str]] = (),
+    *,
+    folder: str | None = None,
 ) -> Contract:
-    """Return a configured contract; `rows` are those of the run's data set, if it has one."""
-    found = find(name, version)
+    """Return a configured contract; `rows` are those of the run's data set, if it has one.
+
+    `folder` has the code that travels with a run: the contract is then found there alone.
+    """
+    found = find(name, version) if folder is None else _find_in(folder, name, version)
     if rows and not found.reads_rows:
         raise ContractError(
             f"the contract {name} {version} reads no data set",

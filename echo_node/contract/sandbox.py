@@ -20,14 +20,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, final
+from typing import Any, ClassVar, Final, Self, TypeVar, final
 
 import msgpack
 
-from echo_node.contract.api import Contract, Prompt, Score
+from echo_node.contract.api import REPLY_BYTES, Contract, Prompt, Reply, Score, Turn
+from echo_node.contract.code_folder import CodeFolder
 from echo_node.contract.jail import Layer
-from echo_node.contract.jail.serde import TEMPLATE, TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
-from echo_node.contract.jail.worker import DataFile, Failed, JailWorker, WorkerLimits
+from echo_node.contract.jail.serde import (
+    TEMPLATE,
+    TEXT_BYTES,
+    pack_prompt,
+    pack_turns,
+    prompt_bytes,
+    turns_bytes,
+    unpack_prompt,
+)
+from echo_node.contract.jail.worker import DataFile, Failed, JailWorker, Ready, WorkerLimits
 from echo_node.contract.registry import is_built_in
 from echo_node.errors import ConfigError, ContractError, boundary
 from echo_node.runtime.ipc import PipeError
@@ -45,7 +54,10 @@ Item = tuple[list[Any], int | str]
 
 @final
 class Sandbox:
-    """A contract in a pool of jailed processes. Thread-safe; each call takes one process."""
+    """A contract in a pool of jailed processes.
+
+    Thread-safe; each call takes one process.
+    """
 
     def __init__(
         self,
@@ -59,7 +71,7 @@ class Sandbox:
         start_seconds: float = 60.0,
         require: Iterable[str] = (),
         folders: Iterable[Path] = (),
-        wheel: bytes | None = None,
+        code: CodeFolder | None = None,
         data: DataFile | None = None,
         _without: Iterable[str] = (),
     ) -> None:
@@ -67,8 +79,7 @@ class Sandbox:
 
         `seconds` bounds one score and `memory_bytes` one process; `require` names layers without
         which nothing runs, as `jail.required` does; `folders` are searched for packages after the
-        usual places. `wheel` is the digest of the contract's package that a run pins, and `data`
-        its data set.
+        usual places. `code` is the code that travels with a run, and `data` its data set.
         """
         if workers < 1:
             raise ConfigError(f"a jail has at least one process, not {workers}")
@@ -82,8 +93,8 @@ class Sandbox:
             cpu_seconds=_CPU_SECONDS,
             require=tuple(require),
             folders=tuple(folders),
-            wheel=wheel,
-            apart=name != TEMPLATE and not is_built_in(name, version),
+            code=code,
+            apart=name != TEMPLATE and (code is not None or not is_built_in(name, version)),
             data=data,
             off=frozenset(_without),
         )
@@ -107,8 +118,11 @@ class Sandbox:
         )
         return [_or_raise(made) for made in asked]
 
-    def scores(self, texts: Sequence[tuple[Prompt, str]]) -> list[Score | Failed]:
-        """Return the score of each completion of its prompt, or why there is none."""
+    def scores(self, texts: Sequence[tuple[Prompt, str | Sequence[Turn]]]) -> list[Score | Failed]:
+        """Return the score of each completion of its prompt, or why there is none.
+
+        A completion is its text, or with an environment its turns.
+        """
         low, high = self.range
 
         def read(fields: list[Any]) -> Score:
@@ -117,8 +131,21 @@ class Sandbox:
                     return Score(value, reason)
             raise PipeError("a score out of range")
 
-        items = [([pack_prompt(prompt), text], _size(prompt, text)) for prompt, text in texts]
+        items: list[Item] = [
+            (
+                [pack_prompt(prompt), text if isinstance(text, str) else pack_turns(text)],
+                _size(prompt, text),
+            )
+            for prompt, text in texts
+        ]
         return self._ask("score", "scoring a completion", items, read)
+
+    def replies(self, episodes: Sequence[tuple[Prompt, Sequence[Turn]]]) -> list[Reply | Failed]:
+        """Return the environment's answer to the last turn of each, or why there is none."""
+        items: list[Item] = [
+            ([pack_prompt(prompt), pack_turns(turns)], _size(prompt, turns)) for prompt, turns in episodes
+        ]
+        return self._ask("reply", "answering a turn", items, _read_reply)
 
     def answers(self, prompts: Sequence[Prompt]) -> list[str | Failed]:
         """Return the contract's own answers to these prompts, where it has any."""
@@ -135,9 +162,13 @@ class Sandbox:
     @property
     def range(self) -> tuple[float, float]:
         """Lowest and highest score."""
+        ready = self.ready()
+        return ready.low, ready.high
+
+    def ready(self) -> Ready:
+        """Return what a process says of the contract."""
         with self._worker() as worker:
-            ready = worker.ready()
-            return ready.low, ready.high
+            return worker.ready()
 
     def layers(self) -> list[Layer]:
         """Return the layers of this jail as one of its processes measured them on itself."""
@@ -195,6 +226,7 @@ class JailedContract(Contract):
     """A contract whose code runs in a jail. `load_jailed` makes one."""
 
     name, version = "jailed", "0"  # `load_jailed` makes a subclass with the real ones
+    answers_turns: ClassVar[bool] = False
 
     def __init__(self, sandbox: Sandbox) -> None:
         super().__init__()
@@ -208,7 +240,16 @@ class JailedContract(Contract):
         """Return a prompt to evaluate with."""
         return self.sandbox.prompts([key], held_out=True)[0]
 
-    def score(self, prompt: Prompt, completion: str) -> Score:
+    @property
+    def has_environment(self) -> bool:
+        """Return whether it answers the model's turns."""
+        return self.answers_turns
+
+    def reply(self, prompt: Prompt, turns: Sequence[Turn]) -> Reply:
+        """Return the environment's answer to the last turn."""
+        return _or_raise(self.sandbox.replies([(prompt, turns)])[0])
+
+    def score(self, prompt: Prompt, completion: str | Sequence[Turn]) -> Score:
         """Return the completion's score."""
         return _or_raise(self.sandbox.scores([(prompt, completion)])[0])
 
@@ -230,11 +271,19 @@ def load_jailed(
     """
     sandbox = Sandbox(name, version, params, **terms)
     try:
-        low, high = sandbox.range
+        ready = sandbox.ready()
     except ContractError:
         sandbox.close()
         raise
-    facts = {"name": name, "version": version, "low": low, "high": high}
+    facts = {
+        "name": name,
+        "version": version,
+        "low": ready.low,
+        "high": ready.high,
+        "answers_turns": ready.has_environment,
+        "role": ready.role,
+        "replayable": ready.replayable,
+    }
     jailed: type[JailedContract] = type("JailedContract", (JailedContract,), facts)
     return jailed(sandbox)
 
@@ -263,10 +312,13 @@ def _finish(
     starter.shutdown()
 
 
-def _size(prompt: Prompt, text: str) -> int | str:
+def _size(prompt: Prompt, text: str | Sequence[Turn]) -> int | str:
     """Return the bytes to be sent, or why they may not be sent."""
     try:
-        sizes = prompt_bytes(prompt), len(text.encode())
+        sizes = (
+            prompt_bytes(prompt),
+            len(text.encode()) if isinstance(text, str) else turns_bytes(text),
+        )
     except UnicodeEncodeError:
         return "it is no Unicode text"
     if max(sizes) > TEXT_BYTES:
@@ -302,6 +354,13 @@ def _read_answer(fields: list[Any]) -> str:
         case [str(text)]:
             return text
     raise PipeError("an answer that is no text")
+
+
+def _read_reply(fields: list[Any]) -> Reply:
+    match fields:
+        case [str(text), bool(done)] if done or 1 <= len(text.encode(errors="replace")) <= REPLY_BYTES:
+            return Reply(text, done)
+    raise PipeError("a reply that is malformed")
 
 
 def _or_raise(result: T | Failed) -> T:

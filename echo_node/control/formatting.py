@@ -28,6 +28,7 @@ def rows(snapshot: Mapping[str, Any]) -> list[Row]:
         ("version", _version(progress)),
         ("speed", _speed(progress)),
         ("learning", _learning(progress)),
+        ("held out", _held_out(progress.get("evaluation"))),
         ("groups", _groups(progress)),
         ("verdicts", _counts(progress.get("verdicts"))),
         ("credit", _credit(progress)),
@@ -42,7 +43,7 @@ def rows(snapshot: Mapping[str, Any]) -> list[Row]:
 
 def line(snapshot: Mapping[str, Any]) -> str:
     """Return a snapshot as one line, for logs."""
-    shown = ("doing", "version", "speed", "learning", "groups", "verdicts", "credit", "peers")
+    shown = ("doing", "version", "speed", "learning", "held out", "groups", "verdicts", "credit", "peers")
     parts = [text for name, text in rows(snapshot) if name in shown]
     return f"{time.strftime('%H:%M:%S', time.localtime(_number(snapshot.get('at'))))}  {'; '.join(parts)}"
 
@@ -110,7 +111,9 @@ def _doing(snapshot: Mapping[str, Any], progress: Mapping[str, Any], node: Mappi
     if progress.get("leading") is False:
         return f"{role}, standing by: another trainer leads"
     why = progress.get("waits_for")
-    return f"{role}, waiting: {one_line(str(why))}" if why else f"{role}, working"
+    batch = progress.get("batch") or progress.get("requested")
+    more = f"waiting: {why}" if why else f"working: {batch}" if batch else "working"
+    return one_line(f"{role}, {more}")
 
 
 def _paused(reasons: list[str]) -> str:
@@ -161,6 +164,30 @@ def _learning(progress: Mapping[str, Any]) -> str:
         f"step {_number(progress.get('step')):.0f}, reward {_number(progress['reward']):.3f}, "
         f"{samplers:.0f} {'sampler' if samplers == 1 else 'samplers'}"
     )
+
+
+def _held_out(found: Any) -> str:
+    """Format the evaluations of a trainer on held-out prompts."""
+    if not isinstance(found, Mapping):
+        return ""
+    parts = []
+    if found.get("version") is not None:
+        parts.append(
+            f"reward {_number(found.get('reward')):.3f} ± {_number(found.get('error')):.3f} at version"
+            f" {_number(found.get('version')):.0f}, in {_number(found.get('seconds')):.1f} s"
+        )
+    if found.get("best_version") is not None:
+        parts.append(
+            f"best {_number(found.get('best_reward')):.3f} at version {_number(found['best_version']):.0f}, kept"
+        )
+    if found.get("running") is not None:
+        done, prompts = _number(found.get("scored")), _number(found.get("prompts"))
+        parts.append(
+            f"version {_number(found['running']):.0f} is measured, {done:.0f} of {prompts:.0f} prompts"
+        )
+    if problem := one_line(str(found.get("problem") or "")):
+        parts.append(problem)
+    return "; ".join(parts) or f"every {_number(found.get('every')):.0f} steps, none measured yet"
 
 
 def _groups(progress: Mapping[str, Any]) -> str:

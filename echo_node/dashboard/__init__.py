@@ -50,7 +50,10 @@ async def serve_page(
     control: Control | None = None,
     task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled; `started` gets the address. Without a token it is read-only."""
+    """Serve until cancelled; `started` gets the address.
+
+    Without a token it is read-only.
+    """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(

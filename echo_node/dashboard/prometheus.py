@@ -57,6 +57,13 @@ _OF_THE_LAST_STEP: Final = {
     "step_seconds": ("step_seconds", "Seconds of computing"),
     "condemned_used": ("step_condemned_used", "Groups found dishonest after they were used, so far"),
 }
+_EVALUATION: Final = {
+    "reward": ("held_out_reward", "Mean reward of the last version that was evaluated, on held-out prompts"),
+    "version": ("held_out_version", "The last version that was evaluated"),
+    "seconds": ("held_out_seconds", "Seconds that its evaluation took"),
+    "best_reward": ("held_out_best_reward", "Highest mean reward on held-out prompts so far"),
+    "best_version": ("held_out_best_version", "The version that had it, which is kept"),
+}
 _BY_REASON: Final = {
     "refused": ("groups_refused", "reason", "Groups of this sampler that were refused"),
     "dropped": ("groups_dropped", "reason", "Groups that this trainer refused or let go"),
@@ -108,6 +115,10 @@ class _Figures:
         for name, words in _GAUGES.items():
             if (value := _number(progress.get(name))) is not None:
                 yield GaugeMetricFamily(f"echo_node_{name}", words, value)
+        evaluation = progress.get("evaluation") or {}
+        for name, (known, words) in _EVALUATION.items():
+            if (value := _number(evaluation.get(name))) is not None:
+                yield GaugeMetricFamily(f"echo_node_{known}", words, value)
         last = self.snapshot["steps"][-1] if self.snapshot["steps"] else {}
         for name, (known, words) in _OF_THE_LAST_STEP.items():
             if (value := _number(last.get(name))) is not None:

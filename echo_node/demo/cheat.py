@@ -27,6 +27,7 @@ from echo_node.engine.base import (
     Engine,
     Finished,
     Ids,
+    Respond,
     SamplingLimits,
     Scores,
     SlotRequest,
@@ -35,6 +36,7 @@ from echo_node.engine.base import (
     Update,
     generate_groups,
     never,
+    no_environment,
     no_news,
 )
 from echo_node.engine.engine_classes import EngineSpec, make_engine
@@ -86,9 +88,10 @@ class CheatingEngine:
         *,
         stop: Callable[[], bool] = never,
         news: Callable[[], Update | None] = no_news,
+        respond: Respond = no_environment,
     ) -> Iterator[Finished]:
-        """Yield forged completions; new weights wait until the next call."""
-        del news
+        """Yield forged completions of one turn; new weights wait until the next call."""
+        del news, respond
         for index, draws in enumerate(self._forge(self, list(requests), stop)):
             for number, draw in enumerate(draws):
                 yield Finished(index, number, draw)

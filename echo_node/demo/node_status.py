@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from echo_node.config import DemoConfig
+from echo_node.demo.held_out import HeldOut
+from echo_node.demo.task import DemoTask
 from echo_node.telemetry.metrics import Records
 
 REASONS: Final = {
@@ -41,6 +43,8 @@ class NodeStatus:
     verdicts: dict[str, int] = field(default_factory=dict)
     muted: dict[str, str] = field(default_factory=dict)
     """Reason by the peer id of a muted sampler."""
+    held_out: tuple[tuple[int, float], ...] = ()
+    """A trainer's evaluations: step and mean reward on held-out prompts."""
 
     def update(self, event: Mapping[str, Any]) -> None:
         """Apply an event of the node."""
@@ -58,6 +62,8 @@ class NodeStatus:
                 self.tokens_per_second = event.get("tokens_per_second", 0.0)
                 self.verdicts = event.get("verdicts", {})
                 self.muted |= event.get("muted", {})
+                curve = (event.get("evaluation") or {}).get("curve", ())
+                self.held_out = tuple((step, reward) for step, reward in curve)
             case "stopped":
                 self.finished = bool(event.get("finished"))
 
@@ -88,6 +94,17 @@ class DemoState(Protocol):
 
     @property
     def model_bytes(self) -> int: ...
+
+    @property
+    def task(self) -> DemoTask: ...
+
+    @property
+    def first(self) -> HeldOut | None:
+        """Answers to held-out prompts before the first step; None if there are none yet."""
+
+    @property
+    def last(self) -> HeldOut | None:
+        """Answers to the same prompts at the end."""
 
     @property
     def page(self) -> str:
@@ -130,6 +147,11 @@ def verdicts(demo: DemoState) -> Counter[str]:
     for member in demo.members:
         total.update(member.verdicts)
     return total
+
+
+def held_out_curve(demo: DemoState) -> tuple[tuple[int, float], ...]:
+    """Return the trainer's evaluations so far: step and mean reward on held-out prompts."""
+    return next((member.held_out for member in demo.members if member.held_out), ())
 
 
 def bytes_out(demo: DemoState) -> tuple[int, int]:

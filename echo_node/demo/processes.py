@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,13 +17,23 @@ import trio
 
 from echo_node.config import DemoConfig
 from echo_node.demo import CHEAT
+from echo_node.demo.held_out import HeldOut, first_answers, last_answers
 from echo_node.demo.node_status import NodeStatus
 from echo_node.demo.subprocesses import Child, end_all, node_command
+from echo_node.demo.task import task_of
 from echo_node.engine.engine_classes import check_class
 from echo_node.errors import ConfigError, EngineError, StoreError, boundary
-from echo_node.models import embedded
 from echo_node.runs.run import read_model
-from echo_node.runs.spec import RunSpec, SamplingTable, SyncTable, VerificationTable, new_run, write_run
+from echo_node.runs.spec import (
+    RunSpec,
+    SamplingTable,
+    SyncTable,
+    VerificationTable,
+    model_folder,
+    new_run,
+    write_run,
+)
+from echo_node.runtime.threads import run_stoppable
 from echo_node.storage.state_dir import prepared
 from echo_node.telemetry.metrics import Records
 from echo_node.telemetry.step_db import read_records
@@ -41,7 +51,8 @@ END_SECONDS: Final = 6.0
 LOOK_SECONDS: Final = 0.5
 """Seconds between two readings of the step database."""
 UNVOUCHED: Final = 0.1
-"""With cheats: share of a batch without a verdict, or share that the trainer checks itself."""
+"""With cheats, or where the verifier looks: share of a batch without a verdict, or share that the
+trainer checks itself."""
 CHEATS: Final = {"cheat-1": "luck", "cheat-2": "answers"}
 """Way of cheating by the sampler's name."""
 
@@ -57,13 +68,17 @@ class SwarmDemo:
         self, config: DemoConfig, records: Records, folder: Path, *, page: int | None = None
     ) -> None:
         self.config = config
+        self.task = task_of(config)
         self._page_port = page
         self.page = ""
         """Address of the trainer's page, once it is served."""
         self.records = records
         self.folder = folder
         self.members: list[NodeStatus] = []
-        self.model_bytes = sum(len(tensor.data) for tensor in read_model(embedded.folder()).values())
+        self.first: HeldOut | None = None
+        """Answers to held-out prompts before the first step, where the task has such prompts."""
+        self.last: HeldOut | None = None
+        """Answers of the last version to the same prompts."""
         self.failure: str = ""
         """Why the demo failed, as a sentence; empty if it did not."""
         self.last_words: list[str] = []
@@ -84,6 +99,10 @@ class SwarmDemo:
         """Tokens per second of all samplers together."""
         return sum(member.tokens_per_second for member in self.members if member.role == "sampler")
 
+    @cached_property
+    def model_bytes(self) -> int:
+        return sum(len(tensor.data) for tensor in read_model(model_folder(self.task.model)).values())
+
     @property
     def pids(self) -> dict[str, int]:
         return {name: child.pid for name, child in self._children.items()}
@@ -91,18 +110,28 @@ class SwarmDemo:
     def prepare(self) -> None:
         """Make the run and all keys; errors come here, before anything is started."""
         trainer, verifier = self._make_key("trainer"), self._make_key("verifier")
-        config = self.config
+        config, task = self.config, self.task
         spec = RunSpec(
-            name="demo: reverse five digits",
+            name=f"demo: {task.skill}",
+            model=task.model,
+            contract=task.contract,
+            params=dict(task.params),
             trainers=[trainer.peer_id],
             verifiers=[verifier.peer_id],
             engines=[] if config.engine == "auto" else [config.engine],
-            sampling=SamplingTable(group_size=config.group_size, temperature=config.temperature),
+            sampling=SamplingTable(
+                group_size=config.group_size,
+                max_tokens=task.max_tokens,
+                temperature=config.temperature,
+                stop=list(task.stop),
+            ),
             sync=SyncTable(mode=config.mode, staleness=config.staleness, in_flight=config.in_flight),
             verification=self._verification(),
+            evaluation=task.evaluation,
             algorithm={"batch_groups": config.batch_groups, **config.algorithm},
         )
-        made = new_run(spec, trainer, nonce=self._bytes("nonce"))
+        # Episodes must be replayable by all; the purity test finds the demo's environment so.
+        made = new_run(spec, trainer, nonce=self._bytes("nonce"), pure=config.task is not None)
         opened = open_manifest(made.sealed)
         for engine in self._engines():
             check_class(engine)
@@ -114,13 +143,17 @@ class SwarmDemo:
 
         In asynchronous mode verdicts arrive while groups wait in the replay buffer.
         """
-        if not self.config.hostile:
+        if not self.config.hostile and not (self.task.verifier_looks and self.config.mode == "async"):
             return VerificationTable()
         policy: Literal["self", "sampled"] = "self" if self.config.mode == "sequential" else "sampled"
         return VerificationTable(policy=policy, share=UNVOUCHED)
 
     async def play(self) -> None:
         """Run the demo to its end; no process is left afterwards, whatever ended it."""
+        if self.task.held_out:
+            self.first = await run_stoppable(
+                lambda stop: first_answers(self._run, self.task.held_out, self._engines()[-1], stop)
+            )
         async with trio.open_nursery() as nursery:
             try:
                 await self._play(nursery)
@@ -130,6 +163,11 @@ class SwarmDemo:
                 with trio.CancelScope(shield=True):
                     await self._read_records()
             nursery.cancel_scope.cancel()
+        if self.task.held_out and not self.failure:
+            store = self.folder / "trainer" / "runs" / self._run_id.hex() / "weights"
+            self.last = await run_stoppable(
+                lambda stop: last_answers(self._run, store, self.task.held_out, self._engines()[-1], stop)
+            )
 
     def kill(self) -> None:
         """Kill every process."""
@@ -268,6 +306,16 @@ class SwarmDemo:
 
 def check_together(config: DemoConfig) -> None:
     """Refuse options that exclude each other."""
+    if config.task is not None and (config.model != "embedded" or config.hostile or config.in_memory):
+        raise ConfigError(
+            f"--task {config.task} has a model of its own, and goes with neither --hostile nor --in-memory",
+            advice="leave out the other flags",
+        )
+    if config.model != "embedded" and (config.hostile or config.in_memory):
+        raise ConfigError(
+            f"--hostile and --in-memory go with the embedded model, not with {config.model}",
+            advice="leave out --model, or leave out the other flag",
+        )
     if config.hostile and config.in_memory:
         raise ConfigError(
             "the in-memory demo has no verifier", advice="leave out --in-memory to see cheats caught"

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from echo_node.demo.held_out import SHOWN, Answer
 from echo_node.demo.node_status import DemoState, NodeStatus, bytes_out, caught, verdicts
 from echo_node.demo.view import wrap
 from echo_node.runtime.exit_codes import command_name
+
+_CHARACTERS: Final = 12
+"""Characters of an answer that are shown."""
 
 
 def summary(demo: DemoState, picture: str | None) -> str:
@@ -14,8 +20,9 @@ def summary(demo: DemoState, picture: str | None) -> str:
         return "The demo stopped before its first step."
     first = sum(record.reward for record in steps[:10]) / len(steps[:10])
     lines = [
-        f"In {demo.seconds:.0f} s and {len(steps)} steps the swarm taught the model to reverse five digits:",
+        f"In {demo.seconds:.0f} s and {len(steps)} steps the swarm taught the model to {demo.task.skill}:",
         f"it was right {first:.0%} of the time at first, and {demo.records.reward():.0%} at the end.",
+        *_about_held_out(demo),
         (
             f"{demo.config.samplers} samplers drew {sum(record.tokens for record in steps):,} tokens for it, "
             f"{_how_old(demo.records.max_staleness)}."
@@ -37,6 +44,10 @@ def outcome(demo: DemoState) -> dict[str, float | int | str]:
         "mode": demo.config.mode,
         "max_staleness_trained": demo.records.max_staleness,
     }
+    if demo.first:
+        figures["held_out_before"] = round(demo.first.accuracy, 4)
+    if demo.last:
+        figures["held_out_after"] = round(demo.last.accuracy, 4)
     if demo.config.hostile:
         cheats = [member for member in demo.members if member.cheat]
         found = {each.peer_id for each in caught(demo)}
@@ -44,6 +55,26 @@ def outcome(demo: DemoState) -> dict[str, float | int | str]:
         figures["caught"] = sum(member.peer_id in found for member in cheats)
         figures["honest_muted"] = len(found - {member.peer_id for member in cheats})
     return figures
+
+
+def _about_held_out(demo: DemoState) -> list[str]:
+    """Return accuracy and answers on prompts that training never uses, at first and at the end."""
+    first, last = demo.first, demo.last
+    if first is None or last is None:
+        return []
+    lines = [
+        (
+            f"On {len(last.answers)} held-out prompts it was right {first.accuracy:.0%} of the time at first,"
+            f" and {last.accuracy:.0%} at the end. What it says to some of them:"
+        )
+    ]
+    for before, after in list(zip(first.answers, last.answers, strict=True))[:SHOWN]:
+        lines.append(f"  {before.question:<26} at first {_said(before):<16} at the end {_said(after)}")
+    return lines
+
+
+def _said(answer: Answer) -> str:
+    return f"{answer.text[:_CHARACTERS]!r}{'' if answer.reward else ' (wrong)'}"
 
 
 def _how_old(steps: int) -> str:
@@ -100,8 +131,13 @@ def _next(demo: DemoState) -> list[str]:
     name = command_name()
     if not demo.members:
         return [f"Next: {name} demo --mode {other}, or examples/one_process.py for how it is put together."]
-    lines = [f"  {name} demo --mode {other}"]
-    if not demo.config.hostile:
+    same = "" if demo.config.model == "embedded" else f" --model {demo.config.model}"
+    lines = [f"  {name} demo{same} --mode {other}"]
+    if demo.config.model == "embedded":
+        lines.append(f"  {name} demo --model smollm2    a pretrained language model learns")
+    if demo.config.task is None and demo.config.model == "embedded":
+        lines.append(f"  {name} demo --task guess-number    several turns")
+    if not demo.config.hostile and demo.config.model == "embedded" and demo.config.task is None:
         lines.append(f"  {name} demo --hostile     two samplers cheat, and are caught")
     return [
         "Next:",

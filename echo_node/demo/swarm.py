@@ -16,6 +16,7 @@ import trio
 from echo_node.config import DemoConfig
 from echo_node.contract import load
 from echo_node.demo.node_status import NodeStatus
+from echo_node.demo.task import task_of
 from echo_node.errors import ConfigError
 from echo_node.models import embedded
 from echo_node.net.memory import MemorySwarm
@@ -35,6 +36,8 @@ class Demo:
     def __init__(self, config: DemoConfig, records: Records) -> None:
         self.config = config
         self.page = ""
+        self.task = task_of(config)
+        self.first = self.last = None
         self.records = records
         self.samplers: list[Node] = []
         self.members: tuple[NodeStatus, ...] = ()

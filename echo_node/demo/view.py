@@ -13,7 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from echo_node.demo.node_status import DemoState, NodeStatus, bytes_out, caught, verdicts
+from echo_node.demo.held_out import SHOWN
+from echo_node.demo.node_status import DemoState, NodeStatus, bytes_out, caught, held_out_curve, verdicts
+from echo_node.runtime.console import printable
 
 REFRESH_SECONDS = 0.25
 LINE_SECONDS = 5.0
@@ -39,7 +41,7 @@ def line(demo: DemoState) -> str:
     """Return the demo's progress in one line; for a swarm of processes, in two."""
     steps = demo.records.steps
     if not steps:
-        return f"{demo.seconds:4.0f} s  starting {_who_comes(demo)}"
+        return f"{demo.seconds:4.0f} s  starting {_who_comes(demo)}{_at_first(demo)}"
     stands = (
         f"{demo.seconds:4.0f} s  step {len(steps)}/{demo.config.steps}  reward {demo.records.reward():.2f}  "
         f"version {steps[-1].version}  staleness {_ages(demo)}  {demo.tokens_per_second:,.0f} tokens/s"
@@ -47,7 +49,10 @@ def line(demo: DemoState) -> str:
     if not demo.members:
         return stands
     sent, whole = (size / 1e6 for size in bytes_out(demo))
-    more = f"peers {_most_peers(demo)}  weights {sent:,.1f} of {whole:,.0f} MB  verdicts {_verdicts(demo)}"
+    measured = "".join(
+        f"held out {reward:.0%} at step {step}  " for step, reward in held_out_curve(demo)[-1:]
+    )
+    more = f"{measured}peers {_most_peers(demo)}  weights {sent:,.1f} of {whole:,.0f} MB  verdicts {_verdicts(demo)}"
     return "\n".join([stands, *wrap(more, indent=8)])
 
 
@@ -74,6 +79,11 @@ def panel(demo: DemoState) -> RenderableType:
     reward = f"{demo.records.reward():.2f}" if steps else "…"
     grid.add_row("reward", Text(f"{reward}  the mean of the last ten steps", style="green"))
     grid.add_row("", Text(sparkline([record.reward for record in steps], _WIDTH), style="green"))
+    if demo.first:
+        grid.add_row("held out", Text(_held_out(demo), style="green"))
+        grid.add_row("", "at first it said:")
+        for answer in demo.first.answers[:SHOWN]:
+            grid.add_row("", Text(f"  {answer.question} {answer.text}", style="" if answer.reward else "dim"))
     grid.add_row("version", f"{steps[-1].version if steps else 0}, step {len(steps)} of {config.steps}")
     grid.add_row("staleness", _histogram(demo))
     grid.add_row(
@@ -130,6 +140,22 @@ def _one_member(member: NodeStatus, trained: Counter[bytes]) -> Text:
     return Text(", ".join(parts))
 
 
+def _held_out(demo: DemoState) -> str:
+    first, curve = demo.first, held_out_curve(demo)
+    at_first = f"{first.accuracy:.0%} of {len(first.answers)} prompts right at first" if first else ""
+    if demo.last:
+        return f"{at_first}, {demo.last.accuracy:.0%} at the end"
+    return at_first + "".join(f", {reward:.0%} at step {step}" for step, reward in curve[-1:] if step)
+
+
+def _at_first(demo: DemoState) -> str:
+    """Return what the model says before it has learnt, once that is known."""
+    if demo.first is None:
+        return ""
+    said = "; ".join(f"{each.question} {each.text}" for each in demo.first.answers[:SHOWN])
+    return f"\n        held out {demo.first.accuracy:.0%} right; it says: {printable(said)}"
+
+
 def _who_comes(demo: DemoState) -> str:
     if not demo.members:
         return f"{demo.config.samplers} samplers and a trainer"
@@ -182,4 +208,5 @@ def _pace(demo: DemoState) -> str:
     if len(recent) < 2:
         return "…"
     seconds = recent[-1].at_seconds - recent[0].at_seconds
-    return f"{(len(recent) - 1) / max(seconds, 1e-9):.1f} steps/s"
+    pace = (len(recent) - 1) / max(seconds, 1e-9)
+    return f"{pace:.1f} steps/s" if pace >= 1 else f"{1 / pace:.1f} s a step"

@@ -1,4 +1,7 @@
-"""Check the state folder: disk space, permissions, format, lock, key. Nothing is written."""
+"""Check the state folder: disk space, permissions, format, lock, key.
+
+Nothing is written.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,10 @@ CAUGHT_UP: Final = frozenset({"behind", "old-term"})
 
 
 class Candidate:
-    """A trainer that may lead. `held` returns the newest head with weights on this node."""
+    """A trainer that may lead.
+
+    `held` returns the newest head with weights on this node.
+    """
 
     def __init__(
         self,
@@ -115,13 +118,13 @@ class Candidate:
             for pause in itertools.chain(PAUSES, itertools.repeat(PAUSES[-1])):
                 if self._chain.follower.term >= term or not self._lease.is_over:
                     break
-                self._server.standing = term if self._can_win() else None
+                self._server.set_candidacy(term if self._can_win() else None)
                 self._rounds += 1
                 if await self._ask_everybody(term):
                     break
                 await trio.sleep(pause * self._luck.uniform(0.5, 1.5))
         finally:
-            self._server.standing = None
+            self._server.set_candidacy(None)
         return self.leads and self._chain.follower.term == term
 
     # One round

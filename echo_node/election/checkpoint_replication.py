@@ -98,7 +98,10 @@ class CheckpointServer:
 
 
 class CheckpointFetcher:
-    """Standby's side. `keep` checks a checkpoint and returns once it is on disk; it blocks."""
+    """Standby's side.
+
+    `keep` checks a checkpoint and returns once it is on disk; it blocks.
+    """
 
     def __init__(
         self,

@@ -124,8 +124,12 @@ class ElectorServer:
         self._lease = lease
         self._votes = votes
         self._held = held
-        self.standing: int | None = None
+        self._candidacy: int | None = None
         """Term for which this node itself is a candidate."""
+
+    def set_candidacy(self, term: int | None) -> None:
+        """Refuse later trainers while this node stands for a term; None ends that."""
+        self._candidacy = term
 
     @contextmanager
     def serve(self) -> Generator[None]:
@@ -161,7 +165,7 @@ class ElectorServer:
         rules, vote = self._chain.follower.rules, asked.vote
         if peer != vote.leader or peer not in rules.trainers:
             raise ChainError("not-candidate", "a vote that is asked for by another than its candidate")
-        if self.standing == vote.term and not self._is_before(peer):
+        if self._candidacy == vote.term and not self._is_before(peer):
             raise ChainError("standing", "this node stands itself, and comes first among the trainers")
         branch = [open_sealed(sealed, WeightsHead, rules.run) for sealed in asked.branch]
         try:

@@ -24,7 +24,9 @@ _NEVER: Final = -1
 
 
 class HeartbeatTimes:
-    """Highest time in milliseconds by term. Without a file they last as long as the process.
+    """Highest time in milliseconds by term.
+
+    Without a file they last as long as the process.
 
     Losing the file is not fatal: heartbeats far from the clock do not count anyway.
     """

@@ -25,7 +25,9 @@ from protocol.manifest import Terms
 
 
 class LeaderMonitor:
-    """Leader monitor of a follower. With a `votes` it votes, if its key is an elector's.
+    """Leader monitor of a follower.
+
+    With a `votes` it votes, if its key is an elector's.
 
     `held` returns the newest head with weights on this node; `times` is the file with the times of
     the last heartbeats.

@@ -6,13 +6,15 @@ included. So windows are cut here, by the distance between positions, not betwee
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
 from echo_node.models.families import FAMILIES
 
+Mask = TypeVar("Mask")
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 
@@ -23,18 +25,26 @@ def tree_masks(
     """Return what a model of this configuration takes as `attention_mask`.
 
     `seen` is [rows, places, places] and says which places a place has before it or is; `positions`
-    is [rows, places]. Masks are added to attention scores. A family whose layers differ takes one
-    mask per type of layer.
+    is [rows, places]. Masks are added to attention scores.
     """
+
+    def made(window: int | None) -> Tensor:
+        return added_mask(seen if window is None else seen & _near(positions, window), dtype)
+
+    return by_layer_type(config, made)
+
+
+def by_layer_type(config: Any, made: Callable[[int | None], Mask]) -> Mask | dict[str, Mask]:
+    """Return the mask that is made of a window; where layers differ, one per type of layer."""
     attention = FAMILIES[config.model_type].attention
     window: Any = getattr(config, "sliding_window", None)
-    if attention == "full" or (attention == "window" and window is None):
-        return _added(seen, dtype)
+    if attention == "full":
+        return made(None)
     if attention == "window":
-        return _added(seen & _near(positions, window), dtype)
-    masks = {FULL: _added(seen, dtype)}
+        return made(window)
+    masks = {FULL: made(None)}
     if SLIDING in config.layer_types:
-        masks[SLIDING] = _added(seen & _near(positions, window), dtype)
+        masks[SLIDING] = made(window)
     return masks
 
 
@@ -42,7 +52,7 @@ def _near(positions: Tensor, window: int) -> Tensor:
     return positions[:, :, None] - positions[:, None, :] < window
 
 
-def _added(seen: Tensor, dtype: torch.dtype) -> Tensor:
+def added_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """Return zeros where something is seen, and elsewhere the least number of the type."""
     mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from echo_node.errors import EngineError
 from protocol.sampling import Replay, distances
+from protocol.turns import TurnRules
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -68,24 +69,70 @@ class SamplingLimits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """Tokens of completion number `completion` that were drawn before, under the loaded weights."""
+
+    completion: int
+    ids: Ids
+    logprobs: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SlotRequest:
     """A prompt and its slot's key.
 
-    Completion j draws its token t by `uniforms(slot_key, j, …)[t]`.
+    Completion j draws its token t by `uniforms(slot_key, j, …)[t]`, and goes on after its prefix if
+    it has one. With `turns` it pauses at the end of each turn until the environment has answered.
     """
 
     prompt: Ids
     slot_key: bytes
     group_size: int
     limits: SamplingLimits
+    drawn: tuple[Prefix, ...] = ()
+    turns: TurnRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of a completion from `start` to the next span, drawn under one head."""
+    """Tokens of a completion from `start` to the next span, drawn under one head.
+
+    No head means the environment's tokens.
+    """
 
     start: int
-    head_id: bytes
+    head_id: bytes | None
+
+
+Finish = Literal["done", "end", "length", "turns", "void"]
+"""How a completion ended; `void`: the environment failed, and nothing may come of the slot."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnEnd:
+    """Completions of a request that agree so far, at the end of their turn number `turn`."""
+
+    request: int
+    completions: tuple[int, ...]
+    ids: Ids
+    """All ids of the completion."""
+    start: int
+    """First token of this turn."""
+    turn: int
+    environment: int
+    """Tokens of the environment so far."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnReply:
+    """The environment's answer: ids that follow, or how the completion ends."""
+
+    ids: Ids | None
+    finish: Finish = "done"
+
+
+Respond = Callable[[Sequence[TurnEnd]], Sequence[TurnReply]]
+"""Answers ended turns, in their order; called by whoever owns the engine."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +141,7 @@ class Draw:
 
     ids: Ids
     logprobs: Floats
-    finish: Literal["end", "length"]
+    finish: Finish
     spans: tuple[Span, ...]
 
 
@@ -133,6 +180,12 @@ class Scores:
         """Return the distance of each token from the one that its uniform `u` draws."""
         return distances(u, self.low, self.high, self.squares_low, self.squares_high, self.squares)
 
+    @classmethod
+    def joined(cls, pieces: Sequence[Scores]) -> Scores:
+        """Join the scores of consecutive tokens."""
+        names = [each.name for each in fields(cls)]
+        return cls(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
+
     def parts(self, sizes: Sequence[int]) -> list[Scores]:
         """Split the scores into parts of the given lengths, in order."""
         columns = (self.logprobs, self.low, self.high, self.squares_low, self.squares_high, self.squares)
@@ -163,6 +216,11 @@ def never() -> bool:
     return False
 
 
+def no_environment(ended: Sequence[TurnEnd]) -> Sequence[TurnReply]:
+    """Refuse to answer turns: the default of `respond`."""
+    raise EngineError(f"{len(ended)} turns ended, and there is no environment to answer them")
+
+
 def no_news() -> Update | None:
     """Return no update."""
     return None
@@ -191,8 +249,11 @@ class Engine(Protocol):
         *,
         stop: Callable[[], bool] = never,
         news: Callable[[], Update | None] = no_news,
+        respond: Respond = no_environment,
     ) -> Iterator[Finished]:
         """Yield completions, each as it ends; take a request as soon as there is room for it.
+
+        `respond` answers turns of requests that have them; other completions go on meanwhile.
 
         `stop` is called before each token and raises `EngineStoppedError` if true. `news` is called
         then too, but only while every running completion can still change its head (once at most):
@@ -213,10 +274,14 @@ class Engine(Protocol):
 
 
 def generate_groups(
-    engine: Engine, requests: Sequence[SlotRequest], *, stop: Callable[[], bool] = never
+    engine: Engine,
+    requests: Sequence[SlotRequest],
+    *,
+    stop: Callable[[], bool] = never,
+    respond: Respond | None = None,
 ) -> list[tuple[Draw, ...]]:
     """Return a group for each request, in order, once all have ended."""
     groups: list[dict[int, Draw]] = [{} for _ in requests]
-    for finished in engine.generate(requests, stop=stop):
+    for finished in engine.generate(requests, stop=stop, respond=respond or no_environment):
         groups[finished.request][finished.completion] = finished.draw
     return [tuple(draws[place] for place in range(len(draws))) for draws in groups]

@@ -1,17 +1,17 @@
 """The decoder interface: a model in memory, with rows of keys and values.
 
 torch and llama.cpp each implement it. A row holds the ids of one sequence from its first position
-on. The rows in use are numbered 0 … n-1 without a gap; the caller keeps them so. A decoder draws no
-tokens.
+on. The rows in use are numbered 0 … n-1 without a gap; the caller keeps them so. Beyond them rows
+may rest, with a sequence that is to be extended later. A decoder draws no tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from echo_node.engine.base import Change, Ids, TensorBytes
-from echo_node.engine.token_sampling import Logits
+from echo_node.engine.token_sampling import Follows, Logits
 
 
 class Decoder(Protocol):
@@ -49,13 +49,19 @@ class Decoder(Protocol):
         Raises `NoRoomError` if that takes too much memory.
         """
 
-    def prefill(self, rows: Sequence[int], prompts: Sequence[Ids]) -> Logits:
+    def prefill(self, rows: Sequence[int], prompts: Sequence[Ids]) -> Follows:
         """Fill rows afresh, whatever was in them; give what follows each prompt."""
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a row to another row."""
 
-    def decode(self, tokens: Ids) -> Logits:
+    def extend(self, rows: Sequence[int], ids: Sequence[Ids]) -> Follows:
+        """Append ids to rows whose keys and values stay; return the logits after the last ones."""
+
+    def rest(self, rows: Sequence[int]) -> None:
+        """Keep these rows as they are, beside those that `decode` appends to."""
+
+    def decode(self, tokens: Ids) -> Follows:
         """Append a token to each of the rows 0 … len(tokens) - 1; return their logits."""
 
     def score(self, ids: Ids, keep: int) -> Logits:
@@ -63,6 +69,12 @@ class Decoder(Protocol):
 
     def score_many(self, sequences: Sequence[Ids], keep: Sequence[int]) -> Logits:
         """Score several sequences; return the logits of the first, then of the next, and so on."""
+
+    def score_pieces(self, ids: Ids, keep: int, piece: int) -> Iterator[Logits]:
+        """Score a long sequence: yield the logits of the last `keep` ids, at most `piece` at once.
+
+        What one piece leaves behind in memory are its keys and values.
+        """
 
     def close(self) -> None:
         """Give the memory back."""

@@ -127,7 +127,10 @@ class GgufFile:
         return self._map[slot.offset : slot.offset + slot.size].view(_CELLS[slot.kind])
 
     def fill(self, weights: Mapping[str, TensorBytes]) -> None:
-        """Write every tensor, all of which must be there. An error leaves the file as it was."""
+        """Write every tensor, all of which must be there.
+
+        An error leaves the file as it was.
+        """
         for name, slot in self.slots.items():
             dtype = weights[name].dtype
             bits = np.frombuffer(weights[name].data, _PATTERNS[dtype])
@@ -273,7 +276,7 @@ def _blocks(name: str, positions: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _write_header(path: Path, plan: ModelPlan, kind: str) -> int:
-    """Everything before the tensors; where those begin."""
+    """Write everything before the tensors; return where those begin."""
     writer = gguf.GGUFWriter(None, plan.architecture)
     writer.add_file_type(_FILE_TYPES[kind])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)

@@ -46,7 +46,7 @@ class Norm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What a family's check has found: positions, context, and further keys of the header."""
+    """Findings of a family's check: positions, context, further keys of the header."""
 
     theta: float
     context: int

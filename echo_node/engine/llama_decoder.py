@@ -20,6 +20,7 @@ from echo_node.engine.engine_classes import AUTO
 from echo_node.engine.gguf import BLOCK, BLOCKED, KINDS, GgufFile, file_size
 from echo_node.engine.gguf_map import read_plan
 from echo_node.engine.host_resources import SPARE, NoRoomError, available_memory, check_fits, cores
+from echo_node.engine.llama_adapter import LlamaAdapter
 from echo_node.engine.llama_ffi import (
     MOST_SEQUENCES,
     PIECE,
@@ -30,8 +31,12 @@ from echo_node.engine.llama_ffi import (
     outputs,
     rounded,
 )
+from echo_node.engine.prefix_sharing import shared_prompt
 from echo_node.engine.token_sampling import Logits
 from echo_node.errors import EngineError, boundary
+from echo_node.models.adapter import read_adapter
+from echo_node.models.folder import map_folder
+from echo_node.models.safetensors_file import MappedTensor
 
 _log = logging.getLogger(__name__)
 _REPACKED: Final = ("q4_0",)
@@ -117,32 +122,52 @@ class LlamaDecoder:
         self._whole = False
         with boundary(EngineError, "making a folder for the model", advice="set another scratch folder"):
             self._folder = tempfile.TemporaryDirectory(prefix="echo-llama-", dir=scratch)
+        settings = read_adapter(folder)
+        self._adapter: LlamaAdapter | None = None
+        if settings is not None:
+            self._adapter = LlamaAdapter(plan, settings, Path(self._folder.name))
+            self._base, self.granule, self.live = folder, 1, False  # nobody changes its base
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of weights, keys and values."""
         rooms = (room for room in (self._room, self._desk) if room is not None)
-        return self._size + sum(self._kv_bytes(room.rows, room.length) for room in rooms)
+        adapter = self._adapter.nbytes if self._adapter is not None else 0
+        return self._size + adapter + sum(self._kv_bytes(room.rows, room.length) for room in rooms)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The weights that it wants, by their Hugging Face names, tied ones once."""
+        if self._adapter is not None:
+            return {name: tensor.shape for name, tensor in self._adapter.tensors.items()}
         return {name: place.shape for name, place in self._plan.places.items()}
 
     def load(self, weights: Mapping[str, TensorBytes]) -> None:
         """Copy all weights in. They have been checked against `shapes`."""
+        if self._adapter is not None:
+            self._adapter.load(weights)
+            self._apply_adapter(self._adapter)
+            return
         with self._rewriting() as file:
             file.fill(weights)
 
     def put(self, changes: Iterable[Change]) -> None:
         """Copy elements in, effective at once; if that fails midway, load all weights again."""
         self._check_whole()
+        if self._adapter is not None:
+            self._whole = False
+            self._adapter.put(changes)
+            self._apply_adapter(self._adapter)
+            return
         with self._rewriting() as file:
             for change in changes:
                 file.put(change)
 
     def make_room(self, rows: int, length: int) -> None:
-        """Be ready for so many rows of so many positions. Room that is large enough is kept."""
+        """Be ready for so many rows of so many positions.
+
+        Room that is large enough is kept.
+        """
         if not 1 <= rows <= MOST_SEQUENCES:
             raise EngineError(
                 f"llama.cpp runs 1 to {MOST_SEQUENCES} rows at once, not {rows}", advice="set fewer rows"
@@ -165,14 +190,27 @@ class LlamaDecoder:
         for row in rows:
             room.cut(row, 0)
         self._lengths[of] = 0
-        ends = np.cumsum(sizes[order])
-        starts = np.repeat(ends - sizes[order], sizes[order])
-        tokens = np.concatenate([prompts[place] for place in order])
+        begin = self._fill_beginning(room, of[order], prompts)
+        lefts = sizes[order] - begin
+        ends = np.cumsum(lefts)
+        starts = np.repeat(ends - lefts, lefts)
+        tokens = np.concatenate([prompts[place][begin:] for place in order])
         wanted = np.zeros(tokens.size, np.bool_)
         wanted[ends - 1] = True
-        logits = room.run(tokens, np.arange(tokens.size) - starts, np.repeat(of[order], sizes[order]), wanted)
+        positions = np.arange(tokens.size) - starts + begin
+        logits = room.run(tokens, positions, np.repeat(of[order], lefts), wanted)
         self._lengths[of] = sizes
         return logits if (order[:-1] < order[1:]).all() else logits[np.argsort(order)]
+
+    @staticmethod
+    def _fill_beginning(room: Sequences, rows: Ids, prompts: Sequence[Ids]) -> int:
+        """Fill all rows with what their prompts begin with alike; return how many ids that is."""
+        if begin := shared_prompt(prompts):
+            places = np.arange(begin)
+            room.run(prompts[0][:begin], places, np.full(begin, rows[0]), np.zeros(begin, np.bool_))
+            for row in rows[1:].tolist():
+                room.copy(int(rows[0]), row, begin)
+        return begin
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a row to another row."""
@@ -183,6 +221,24 @@ class LlamaDecoder:
         room.copy(source, target, length)
         self._lengths[target] = length
 
+    def extend(self, rows: Sequence[int], ids: Sequence[Ids]) -> Logits:
+        """Append ids to rows whose keys and values stay; return the logits after the last ones."""
+        room, of = self._check_room(), np.array(rows, np.int64)
+        sizes = np.array([each.size for each in ids], np.int64)
+        self._check_fit(room, of, int((self._lengths[of] + sizes).max()))
+        order = np.argsort(of)
+        ends = np.cumsum(sizes[order])
+        starts = np.repeat(ends - sizes[order] - self._lengths[of[order]], sizes[order])
+        tokens = np.concatenate([ids[place] for place in order])
+        wanted = np.zeros(tokens.size, np.bool_)
+        wanted[ends - 1] = True
+        logits = room.run(tokens, np.arange(tokens.size) - starts, np.repeat(of[order], sizes[order]), wanted)
+        self._lengths[of] += sizes
+        return logits[np.argsort(order)]
+
+    def rest(self, rows: Sequence[int]) -> None:
+        """Keep these rows: here a row is touched by nothing but what names it."""
+
     def decode(self, tokens: Ids) -> Logits:
         """One token more for each of the rows 0 … len(tokens) - 1; give what follows."""
         room = self._check_room()
@@ -192,21 +248,38 @@ class LlamaDecoder:
         positions += 1
         return logits
 
-    def score(self, ids: Ids, keep: int) -> Logits:
-        """Return the logits after each of the last `keep` ids, in one pass; uses no rows."""
+    def _score_room(self, length: int) -> Sequences:
+        """Return an empty room for one sequence of a given length."""
         model = self._check_whole()
         room = self._room
-        if room is None or room.length < ids.size:
-            if self._desk is None or self._desk.length < ids.size:
+        if room is None or room.length < length:
+            if self._desk is None or self._desk.length < length:
                 self._drop_desk()
-                self._desk = self._sequences(model, 1, ids.size)
+                self._desk = self._sequences(model, 1, length)
             room = self._desk
         room.clear()
         self._lengths[:] = 0
+        return room
+
+    def score(self, ids: Ids, keep: int) -> Logits:
+        """Return the logits after each of the last `keep` ids, in one pass; uses no rows."""
+        room = self._score_room(ids.size)
         places = np.arange(ids.size)
         logits = room.run(ids, places, np.zeros_like(places), places >= ids.size - keep)
         room.clear()
         return logits
+
+    def score_pieces(self, ids: Ids, keep: int, piece: int) -> Iterator[Logits]:
+        """Score a long sequence, a piece after the other."""
+        room = self._score_room(ids.size)
+        places = np.arange(ids.size)
+        for start in range(0, ids.size, piece):
+            part = slice(start, start + piece)
+            wanted = places[part] >= ids.size - keep
+            logits = room.run(ids[part], places[part], np.zeros_like(places[part]), wanted)
+            if wanted.any():
+                yield logits
+        room.clear()
 
     def score_many(self, sequences: Sequence[Ids], keep: Sequence[int]) -> Logits:
         """Score several sequences, one after the other."""
@@ -234,13 +307,24 @@ class LlamaDecoder:
         if file is None:
             with boundary(EngineError, "writing the model's file", advice="set another scratch folder"):
                 self._file = file = GgufFile(Path(self._folder.name) / "model.gguf", self._plan, self._kind)
-                if file.unname():
+                if file.unname() and self._adapter is None:  # whose file is written for every version
                     self._folder.cleanup()
         yield file
         if self._model is None or not self.live:
             self._reload(file)
         if self.live is None:
             self._self_test(file)
+        self._whole = True
+
+    def _apply_adapter(self, adapter: LlamaAdapter) -> None:
+        """Put the adapter into the model; the base is read from its folder the first time."""
+        if self._model is None:
+            with self._rewriting() as file:
+                file.fill({name: _tensor(each) for name, each in map_folder(self._base).items()})
+        self._whole = False
+        if self._model is not None:
+            with boundary(EngineError, "writing the adapter's file", advice="set another scratch folder"):
+                adapter.apply(self._model, self._room, self._desk)
         self._whole = True
 
     def _reload(self, file: GgufFile) -> LlamaModel:
@@ -307,7 +391,10 @@ class LlamaDecoder:
                 f"{what} and the weights would take {(self._size + need) / 1e9:.2f} GB of {free / 1e9:.2f} GB",
                 advice=_FEWER,
             )
-        return Sequences(model, rows=rows, length=length, threads=self._threads, single=self._kind == "f32")
+        room = Sequences(model, rows=rows, length=length, threads=self._threads, single=self._kind == "f32")
+        if self._adapter is not None:
+            self._adapter.attach(room)
+        return room
 
     def _kv_bytes(self, rows: int, length: int) -> int:
         per = 2 * self._plan.layers * self._plan.kv_heads * self._plan.head_size
@@ -353,6 +440,15 @@ class LlamaDecoder:
             self._desk = None
 
     def _drop_model(self) -> None:
+        if self._adapter is not None:
+            self._adapter.drop()
         if self._model is not None:
             self._model.close()
             self._model = None
+
+
+def _tensor(mapped: MappedTensor) -> TensorBytes:
+    """Return a tensor of a base, which is bf16."""
+    if mapped.dtype != "BF16":
+        raise EngineError(f"the base has a tensor of the type {mapped.dtype}, not of bf16")
+    return TensorBytes("bf16", mapped.shape, mapped.data)

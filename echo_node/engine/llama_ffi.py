@@ -50,6 +50,11 @@ def _failure(what: str, advice: str) -> EngineError:
     return EngineError(f"{what}{complaint}", advice=advice)
 
 
+def adapter_failure() -> EngineError:
+    """Return the error of an adapter that llama.cpp does not take."""
+    return _failure("llama.cpp does not take the adapter", "load the weights again")
+
+
 def offloads() -> bool:
     """Return whether this build of llama.cpp can offload layers to a GPU."""
     return bool(llama_cpp.llama_supports_gpu_offload())
@@ -73,7 +78,10 @@ def gpu_memory() -> int | None:
 
 
 class LlamaModel:
-    """A model's weights. `mapped`: used from the mapped file. `repacked`: reordered for the CPU."""
+    """A model's weights.
+
+    `mapped`: used from the mapped file. `repacked`: reordered for the CPU.
+    """
 
     def __init__(self, path: Path, *, gpu_layers: int, mapped: bool, repacked: bool) -> None:
         _silence()
@@ -192,6 +200,11 @@ class Sequences:
         if source != target:
             llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         self.cut(target, length)
+
+    def set_adapters(self, handles: Any, scales: Any) -> None:
+        """Compute with these adapters; the rows' keys and values stay as they were."""
+        if llama_cpp.llama_set_adapters_lora(self._handle, handles, len(handles), scales) != 0:
+            raise adapter_failure()
 
     def clear(self) -> None:
         llama_cpp.llama_memory_clear(self._memory, False)  # noqa: FBT003

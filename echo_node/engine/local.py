@@ -19,12 +19,14 @@ from echo_node.engine.base import (
     EngineStoppedError,
     Finished,
     Ids,
+    Respond,
     SamplingLimits,
     Scores,
     SlotRequest,
     TensorBytes,
     Update,
     never,
+    no_environment,
     no_news,
 )
 from echo_node.engine.continuous_batching import Batch
@@ -33,6 +35,11 @@ from echo_node.engine.request_checks import Reach, check_weights
 from echo_node.engine.token_sampling import measure
 from echo_node.errors import EngineError, boundary
 
+LOGITS_AT_ONCE: Final = 64 * 1024 * 1024
+"""Most logits of claims in memory at once, of 4 bytes each."""
+LONG: Final = 4_096
+"""Longest sequence that is scored in one pass; attention takes memory by its square."""
+_LEAST_PIECE: Final = 64
 ROWS: Final = 128
 """Completions at once, unless the caller says otherwise."""
 
@@ -71,6 +78,7 @@ class LocalEngine:
         *,
         stop: Callable[[], bool] = never,
         news: Callable[[], Update | None] = no_news,
+        respond: Respond = no_environment,
     ) -> Iterator[Finished]:
         """Completions, each as it ends; see `Engine`."""
         with self.batch() as batch:
@@ -89,6 +97,9 @@ class LocalEngine:
                 if batch.updatable and (update := news()) is not None:
                     batch.update(update)
                 yield from batch.step()
+                if ended := batch.ended_turns():
+                    for turn, reply in zip(ended, respond(ended), strict=True):
+                        yield from batch.respond(turn.request, turn.completions[0], reply)
 
     @contextmanager
     def batch(self) -> Generator[Batch]:
@@ -115,11 +126,27 @@ class LocalEngine:
                 return []
             # the last token is only predicted
             before = [np.concatenate((each.prompt, each.ids[:-1])).astype(np.int64) for each in claims]
+            piece = max(_LEAST_PIECE, LOGITS_AT_ONCE // self._decoder.vocabulary)
+            if max(ids.size for ids in before) > LONG or sum(each.ids.size for each in claims) > piece:
+                return [
+                    self._score_pieces(ids, each.ids, limits, min(piece, LONG))
+                    for ids, each in zip(before, claims, strict=True)
+                ]
             logits = self._decoder.score_many(before, [each.ids.size for each in claims])
             ids = np.concatenate([each.ids for each in claims])
             return measure(logits[:, : limits.vocab_size], ids, limits.temperature).parts(
                 [each.ids.size for each in claims]
             )
+
+    def _score_pieces(self, before: Ids, ids: Ids, limits: SamplingLimits, piece: int) -> Scores:
+        """Score a claim with the logits of at most `piece` tokens in memory."""
+        found: list[Scores] = []
+        done = 0
+        for logits in self._decoder.score_pieces(before, ids.size, piece):
+            part = ids[done : done + len(logits)]
+            found.append(measure(logits[:, : limits.vocab_size], part, limits.temperature))
+            done += len(logits)
+        return Scores.joined(found)
 
     def describe(self) -> Description:
         """Describe this engine."""

@@ -1,7 +1,8 @@
 """Sequences with a common prefix packed into one row, to compute the prefix once.
 
 Each ending attends to the prefix and itself. So a group is scored for the price of one prompt and
-its completions. The model must accept explicit attention masks and positions.
+its completions, and prompts that begin alike (worked examples, a system prompt) are filled in for
+the price of their endings. The model must accept explicit attention masks and positions.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ from echo_node.engine.base import Ids
 
 LONGEST: Final = 4_096
 """Ids of a row: who sees whom is a square of it."""
+SAVED: Final = 4
+"""A prefix of prompts is worth sharing where it saves one id in so many."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRow:
-    """`wanted` are the places whose followers are asked for, sequence after sequence."""
+    """`wanted` are the places whose followers are asked for, sequence after sequence.
 
+    `begin` places are common to all sequences.
+    """
+
+    begin: int
     ids: Ids
     positions: Ids
     seen: NDArray[np.bool_]
@@ -31,7 +38,9 @@ class SharedRow:
 
 def shared_row(sequences: Sequence[Ids], keep: Sequence[int]) -> SharedRow | None:
     """Pack sequences whose last `keep` ids are scored; return None where that saves nothing."""
-    begin = min(_common(sequences), *(ids.size - last for ids, last in zip(sequences, keep, strict=True)))
+    begin = min(
+        common_prefix(sequences), *(ids.size - last for ids, last in zip(sequences, keep, strict=True))
+    )
     endings = [ids[begin:] for ids in sequences]
     total = begin + sum(ending.size for ending in endings)
     if len(sequences) < 2 or begin < 1 or total > LONGEST:
@@ -47,10 +56,22 @@ def shared_row(sequences: Sequence[Ids], keep: Sequence[int]) -> SharedRow | Non
         seen[start:end, start:end] = np.tri(ending.size, dtype=np.bool_)
         wanted.append(np.arange(end - last, end))
         start = end
-    return SharedRow(row, positions, seen, np.concatenate(wanted))
+    return SharedRow(begin, row, positions, seen, np.concatenate(wanted))
 
 
-def _common(sequences: Sequence[Ids]) -> int:
+def shared_prompt(prompts: Sequence[Ids]) -> int:
+    """Return how many first ids of prompts to compute once; 0 where that saves too little.
+
+    Each prompt has at least one id after them.
+    """
+    if len(prompts) < 2:
+        return 0
+    sizes = [prompt.size for prompt in prompts]
+    begin = min(common_prefix(prompts), min(sizes) - 1)
+    return begin if SAVED * begin * (len(prompts) - 1) >= sum(sizes) else 0
+
+
+def common_prefix(sequences: Sequence[Ids]) -> int:
     """Return the length of the common prefix."""
     shortest = min(ids.size for ids in sequences)
     first = sequences[0][:shortest]

@@ -34,6 +34,11 @@ class Reach:
             raise EngineError(f"{name} has a key of {len(request.slot_key)} bytes, not {KEY_BYTES}")
         self._check_ids(request.prompt, limits, f"the prompt of {name}")
         self._check_length(len(request.prompt), limits.max_tokens, name)
+        for prefix in request.drawn:
+            self._check_ids(prefix.ids, limits, f"a prefix of {name}")
+            fits = 0 <= prefix.completion < request.group_size and prefix.ids.size <= limits.max_tokens
+            if not fits or prefix.logprobs.shape != prefix.ids.shape:
+                raise EngineError(f"{name} has a prefix that does not fit it")
 
     def check_claim(self, prompt: Ids, ids: Ids, limits: SamplingLimits) -> None:
         """Refuse a claimed completion that cannot be scored."""

@@ -1,12 +1,13 @@
 """Token sampling and scoring from logits, for many rows at once.
 
 Gives the numbers of `protocol.sampling`, bit for bit, in blocks that fit in the cache whatever the
-vocabulary's size. Pure numpy; all engines share it.
+vocabulary's size. Pure numpy; all engines share it. Logits on a device draw by themselves.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,51 @@ from echo_node.errors import EngineError
 
 Logits = NDArray[np.floating[Any]]
 
+
+class LogitsOnDevice(Protocol):
+    """Logits that are drawn from where they are (`device_draws`)."""
+
+    def first(self, vocabulary: int) -> Self:
+        """Return the logits of the first ids."""
+
+    def row(self, number: int) -> Self:
+        """Return a copy of one row's logits."""
+
+    def stack(self, rows: Sequence[Any]) -> Self:
+        """Return rows, each with the logits of one, together."""
+
+    def draw(self, rows: Ids, u: Floats, temperature: float) -> tuple[Ids, Floats]:
+        """Draw as `draw` does."""
+
+
+Follows = Logits | LogitsOnDevice
+"""Logits of the next tokens, in host memory or on a device."""
+
 _BLOCK: Final = 2**15  # probabilities that are worked on at once: 256 kB of float64
 _COUNTED: Final = 256  # up to this vocabulary, counting along a row is faster than a search in it
 
 
-def draw(logits: Logits, rows: Ids, u: Floats, temperature: float) -> tuple[Ids, Floats]:
+def first_ids(logits: Follows, vocabulary: int) -> Follows:
+    """Return the logits of the first ids."""
+    return logits[:, :vocabulary] if isinstance(logits, np.ndarray) else logits.first(vocabulary)
+
+
+def row_of(logits: Follows, number: int) -> Follows:
+    """Return a copy of the logits of one row."""
+    return logits[number].copy() if isinstance(logits, np.ndarray) else logits.row(number)
+
+
+def stacked(rows: Sequence[Follows]) -> Follows:
+    """Return the logits of several rows together."""
+    if isinstance(rows[0], np.ndarray):
+        return np.stack([each for each in rows if isinstance(each, np.ndarray)])
+    return rows[0].stack(rows)
+
+
+def draw(logits: Follows, rows: Ids, u: Floats, temperature: float) -> tuple[Ids, Floats]:
     """Draw the token of each `u` from its row's distribution; return ids and log-probabilities."""
+    if not isinstance(logits, np.ndarray):
+        return logits.draw(rows, u, temperature)
     tokens, logprobs = np.empty(rows.shape, np.int64), np.empty(rows.shape)
     work = _Work(logits, temperature)
     order = np.argsort(rows, kind="stable")
@@ -81,15 +121,20 @@ class _Work:
         if self._temperature != 1.0:
             powers /= self._temperature
         highest = powers.max(axis=-1, keepdims=True)
-        if not np.isfinite(highest).all():
-            raise EngineError(
-                "the model's logits are not finite",
-                advice="the weights of this head are broken: wait for another",
-            )
+        check_finite(highest)
         np.subtract(powers, highest, out=powers)
         np.exp(powers, out=powers)
         powers /= powers.sum(axis=-1, keepdims=True)
         return powers
+
+
+def check_finite(highest: Floats) -> None:
+    """Refuse logits whose maxima are not finite."""
+    if not np.isfinite(highest).all():
+        raise EngineError(
+            "the model's logits are not finite",
+            advice="the weights of this head are broken: wait for another",
+        )
 
 
 def _search(cumulative: Floats, place: Ids, targets: Floats) -> Ids:

@@ -9,7 +9,7 @@ same bits.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,20 +17,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from echo_node.engine.attention_masks import tree_masks
 from echo_node.engine.base import Change, Ids, TensorBytes
+from echo_node.engine.device_draws import DeviceLogits
 from echo_node.engine.gqa import GROUPED
 from echo_node.engine.host_resources import check_fits
 from echo_node.engine.kv_cache import KvCache
+from echo_node.engine.lora_linear import adapt_model
 from echo_node.engine.onednn_linear import OneDnnLinears
-from echo_node.engine.prefix_sharing import SharedRow, shared_row
-from echo_node.engine.token_sampling import Logits
+from echo_node.engine.prefix_sharing import SharedRow, shared_prompt, shared_row
+from echo_node.engine.token_sampling import Follows, Logits, row_of, stacked
 from echo_node.engine.weight_layout import lay_by_columns, put_at
 from echo_node.errors import ConfigError, EngineError, boundary
 from echo_node.models.families import check_family, read_config
+from echo_node.models.folder import map_folder
 
 DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _FILLED_AT_ONCE: Final = 8_192
@@ -53,23 +56,25 @@ class TorchDecoder:
         with boundary(EngineError, f"building the model of {folder}"):
             where = torch.device(_best_device() if device == "auto" else device)
             self._model = _build(folder, where, DTYPES[dtype])
+            self._weights, parameters = _weights(self._model, folder)
         self._accepted = inspect.signature(self._model.forward).parameters.keys()
-        self._weights: dict[str, Tensor] = dict(self._model.named_parameters())
         self._packing = OneDnnLinears(self._model)
         self._kinds: dict[str, str] = {}
         self._columns = KvCache(0, 0)
         self._cache = self._columns.cache()
         self._used = 0
         self.device = str(where)
+        self.draws_on_device = where.type != "cpu"
+        """Whether logits stay on the device, and tokens are drawn there."""
         self.vocabulary = int(self._model.config.vocab_size)
         self.context: int | None = getattr(self._model.config, "max_position_embeddings", None)
-        self.parameters = sum(weight.numel() for weight in self._weights.values())
+        self.parameters = parameters
+        self._weight_bytes = sum(weight.nbytes for weight in self._model.parameters())
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of weights, keys and values."""
-        weights = sum(weight.nbytes for weight in self._weights.values())
-        return weights + self._packing.nbytes + self._columns.nbytes
+        return self._weight_bytes + self._packing.nbytes + self._columns.nbytes
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -101,6 +106,7 @@ class TorchDecoder:
     def make_room(self, rows: int, length: int) -> None:
         """Reserve rows of a given length; the memory is taken when the first is filled."""
         self._used = 0
+        self._columns.resting = ()
         if self._columns.holds(rows, length):
             return
         columns = KvCache(rows, length)
@@ -112,19 +118,20 @@ class TorchDecoder:
         self._columns, self._cache = columns, columns.cache()
 
     @torch.inference_mode()
-    def prefill(self, rows: Sequence[int], prompts: Sequence[Ids]) -> Logits:
+    def prefill(self, rows: Sequence[int], prompts: Sequence[Ids]) -> Follows:
         """Fill rows afresh; give what follows each prompt."""
         if len(rows) >= self._used:  # maybe all that is in use is filled anew
-            kept = set(range(self._used)) - set(rows)
+            kept = {*range(self._used), *self._columns.resting} - set(rows)
             self._used = max(kept, default=-1) + 1
-        logits: list[Logits] = [np.empty(0)] * len(rows)
+        logits: dict[int, Follows] = {}
         for places in _together([prompt.size for prompt in prompts]):
             found = self._fill([rows[place] for place in places], [prompts[place] for place in places])
-            for place, follows in zip(places, found, strict=True):
-                logits[place] = follows
-        return np.stack(logits)
+            logits |= {place: row_of(found, number) for number, place in enumerate(places)}
+        return stacked([logits[place] for place in range(len(rows))])
 
-    def _fill(self, rows: list[int], prompts: list[Ids]) -> Logits:
+    def _fill(self, rows: list[int], prompts: list[Ids]) -> Follows:
+        if shared_prompt(prompts) and (shared := shared_row(prompts, [1] * len(prompts))) is not None:
+            return self._fill_shared(rows, prompts, shared)
         lengths = [prompt.size for prompt in prompts]
         width = max(lengths)
         ids = np.zeros((len(rows), width), np.int64)
@@ -134,10 +141,24 @@ class TorchDecoder:
         seen = np.arange(width) >= width - np.array(lengths)[:, None]
         positions = np.maximum(seen.cumsum(axis=1) - 1, 0)
         self._columns.before_prefill(torch.tensor(rows, device=self._model.device), width, self._used)
-        logits = self._forward(ids, 1, positions if padded else None, seen if padded else None, cache=True)
+        last = self._follows(ids, positions if padded else None, seen if padded else None)
         self._columns.after_prefill(rows, lengths)
         self._used = max(self._used, *(row + 1 for row in rows))
-        last: Logits = logits[:, -1]
+        return last
+
+    def _fill_shared(self, rows: list[int], prompts: list[Ids], row: SharedRow) -> Follows:
+        """Fill rows whose prompts begin alike: the beginning is computed once."""
+        lengths = [prompt.size for prompt in prompts]
+        places = [
+            self._there(
+                np.concatenate((np.arange(row.begin), np.arange(last + 1 - length + row.begin, last + 1)))
+            )
+            for last, length in zip(row.wanted.tolist(), lengths, strict=True)
+        ]
+        self._columns.before_prefill(self._there(np.array(rows)), max(lengths), self._used, places)
+        last = self._handed(self._through(row, cache=True))
+        self._columns.after_prefill(rows, lengths)
+        self._used = max(self._used, *(each + 1 for each in rows))
         return last
 
     @torch.inference_mode()
@@ -147,19 +168,48 @@ class TorchDecoder:
         self._used = max(self._used, target + 1)
 
     @torch.inference_mode()
-    def decode(self, tokens: Ids) -> Logits:
+    def extend(self, rows: Sequence[int], ids: Sequence[Ids]) -> Follows:
+        """Append ids to rows whose keys and values stay; return the logits after the last ones."""
+        logits: dict[int, Follows] = {}
+        by_size: dict[int, list[int]] = {}
+        for place, each in enumerate(ids):
+            by_size.setdefault(each.size, []).append(place)
+        for size, places in sorted(by_size.items()):
+            at_once = max(1, _FILLED_AT_ONCE // size)
+            for start in range(0, len(places), at_once):
+                some = places[start : start + at_once]
+                found = self._extend([rows[place] for place in some], np.stack([ids[each] for each in some]))
+                logits |= {place: row_of(found, number) for number, place in enumerate(some)}
+        return stacked([logits[place] for place in range(len(rows))])
+
+    def _extend(self, rows: list[int], ids: Ids) -> Follows:
+        columns, count = self._columns, ids.shape[1]
+        columns.before_extend(rows, count)
+        starts = np.array([columns.starts[row] for row in rows])
+        seen = np.arange(columns.first, columns.end) >= starts[:, None]
+        positions = np.arange(columns.end - count, columns.end) - starts[:, None]
+        last = self._follows(ids, positions, seen)
+        columns.after_extend()
+        self._used = max(self._used, *(row + 1 for row in rows))
+        return last
+
+    def rest(self, rows: Sequence[int]) -> None:
+        """Keep these rows as they are, beside those that `decode` appends to."""
+        self._columns.resting = tuple(rows)
+
+    @torch.inference_mode()
+    def decode(self, tokens: Ids) -> Follows:
         """One token more for each of the rows 0 … len(tokens) - 1; give what follows."""
         columns = self._columns
-        self._used = len(tokens)
+        self._used = max(len(tokens), *(row + 1 for row in (*columns.resting, 0)))
         columns.before_decode(len(tokens))
         starts = np.array(columns.starts[: len(tokens)])
         positions = (columns.end - starts)[:, None]
         padded = int(starts.max()) > columns.first
         seen = np.arange(columns.first, columns.end + 1) >= starts[:, None] if padded else None
         with self._packing.on():
-            logits = self._forward(tokens[:, None], 1, positions, seen, cache=True)
+            last = self._follows(tokens[:, None], positions, seen)
         columns.after_decode()
-        last: Logits = logits[:, -1]
         return last
 
     @torch.inference_mode()
@@ -169,12 +219,29 @@ class TorchDecoder:
         return follows
 
     @torch.inference_mode()
+    def score_pieces(self, ids: Ids, keep: int, piece: int) -> Iterator[Logits]:
+        """Score a long sequence piece by piece, with the keys and values of those before."""
+        cache = DynamicCache(config=self._model.config)
+        for start in range(0, ids.size, piece):
+            part = ids[start : start + piece]
+            wanted = min(part.size, start + part.size - (ids.size - keep))
+            logits: Tensor = self._model(
+                input_ids=self._there(part[None]),
+                past_key_values=cache,
+                use_cache=True,
+                **({"logits_to_keep": max(1, wanted)} if "logits_to_keep" in self._accepted else {}),
+            ).logits
+            if wanted > 0:
+                yield logits[0, -wanted:].float().cpu().numpy()
+
+    @torch.inference_mode()
     def score_many(self, sequences: Sequence[Ids], keep: Sequence[int]) -> Logits:
         """Score several sequences, in as few passes as they fit in."""
         if len(sequences) == 1:
             return self.score(sequences[0], keep[0])
         if (shared := shared_row(sequences, keep)) is not None:
-            return self._score_shared(shared)
+            scored: Logits = self._through(shared, cache=False).cpu().numpy()
+            return scored
         lengths = [ids.size for ids in sequences]
         found: list[Logits] = [np.empty(0)] * len(sequences)
         for places in _together(lengths):
@@ -190,17 +257,18 @@ class TorchDecoder:
         together: Logits = np.concatenate(found)
         return together
 
-    def _score_shared(self, row: SharedRow) -> Logits:
+    def _through(self, row: SharedRow, *, cache: bool) -> Tensor:
+        """Return the logits at the wanted places of a packed row."""
         positions, seen = self._there(row.positions[None]), self._there(row.seen[None])
         logits: Tensor = self._model(
             input_ids=self._there(row.ids[None]),
             position_ids=positions,
             attention_mask=tree_masks(self._model.config, seen, positions, self._model.dtype),
             logits_to_keep=self._there(row.wanted),
-            use_cache=False,
+            use_cache=cache,
+            **({"past_key_values": self._cache} if cache else {}),
         ).logits
-        follows: Logits = logits[0].float().cpu().numpy()
-        return follows
+        return logits[0].float()
 
     def close(self) -> None:
         """Give the memory back."""
@@ -210,9 +278,27 @@ class TorchDecoder:
         self._packing.close()
         self._model = None  # type: ignore[assignment] # whoever closes an engine does not use it again
 
+    def _follows(self, ids: Ids, positions: Ids | None, seen: NDArray[np.bool_] | None) -> Follows:
+        """Append ids to the rows; return the logits after the last of each."""
+        return self._handed(self._logits(ids, 1, positions, seen, cache=True)[:, -1].float())
+
+    def _handed(self, last: Tensor) -> Follows:
+        """Return logits in host memory, unless tokens are drawn on the device."""
+        if self.draws_on_device:
+            return DeviceLogits(last)
+        host: Logits = last.cpu().numpy()
+        return host
+
     def _forward(
         self, ids: Ids, keep: int, positions: Ids | None, seen: NDArray[np.bool_] | None, *, cache: bool
     ) -> Logits:
+        """Return the logits of the last `keep` positions, in host memory."""
+        array: Logits = self._logits(ids, keep, positions, seen, cache=cache).float().cpu().numpy()
+        return array
+
+    def _logits(
+        self, ids: Ids, keep: int, positions: Ids | None, seen: NDArray[np.bool_] | None, *, cache: bool
+    ) -> Tensor:
         """Return the logits of the last `keep` positions, [rows, keep, vocabulary]."""
         given: dict[str, Any] = {"use_cache": cache}
         if cache:
@@ -224,8 +310,7 @@ class TorchDecoder:
         if "logits_to_keep" in self._accepted:
             given["logits_to_keep"] = keep
         logits: Tensor = self._model(input_ids=self._there(ids), **given).logits
-        array: Logits = logits[:, -keep:].float().cpu().numpy()
-        return array
+        return logits[:, -keep:]
 
     def _there(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._model.device)
@@ -259,11 +344,32 @@ def _build(folder: Path, device: torch.device, dtype: torch.dtype) -> PreTrained
     return model
 
 
+@torch.inference_mode()
+def _weights(model: PreTrainedModel, folder: Path) -> tuple[dict[str, Tensor], int]:
+    """Return the weights that `load` is given, and the number of parameters in all.
+
+    With an adapter they are its tensors; the base is read from the folder, once.
+    """
+    whole: dict[str, Tensor] = dict(model.named_parameters())
+    layers = adapt_model(model, folder, model.dtype)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    if layers is None:
+        return whole, parameters
+    model.requires_grad_(requires_grad=False)  # an adapter's tensors are made to be trained
+    for name, tensor in map_folder(folder).items():
+        given = np.frombuffer(tensor.data, "<u2")  # as `check_base` has seen, a base is bf16
+        whole[name].copy_(_values(given, "bf16").view(tensor.shape))
+    return dict(layers.weights), parameters
+
+
 _BITS: Final = {"bf16": "<u2", "f16": "<u2", "f32": "<u4"}
 
 
 def _values(bits: NDArray[Any], kind: str) -> Tensor:
-    """Bit patterns as numbers. They may lie in memory that nobody may write to, and are copied."""
+    """Bit patterns as numbers.
+
+    They may lie in memory that nobody may write to, and are copied.
+    """
     signed = np.array(bits, dtype=f"<i{bits.dtype.itemsize}" if bits.flags.writeable else bits.dtype)
     return torch.from_numpy(signed.view(f"<i{bits.dtype.itemsize}")).view(DTYPES[kind])
 

@@ -34,7 +34,7 @@ PROTECTED: Final = 16_384
 
 
 class Rank(enum.IntEnum):
-    """Whose connection it is; a higher one is never ended for a lower one."""
+    """Rank of a connection; a higher one is never ended for a lower one."""
 
     STRANGER = 0
     MEMBER = 1

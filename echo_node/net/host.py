@@ -23,12 +23,11 @@ from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.host.exceptions import StreamFailure
-from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.config import ConnectionConfig
 from libp2p.network.exceptions import SwarmException
 from libp2p.peer.id import ID
 from libp2p.peer.peerinfo import PeerInfo
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
-from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
@@ -86,12 +85,12 @@ class StreamError(EchoError):
 class HardHost(BasicHost):
     """A host that confines peer input and handler bugs to the stream they occur on."""
 
-    def __init__(self, network: HardSwarm) -> None:
+    def __init__(self, network: HardSwarm, scores: PeerScores) -> None:
         self.swarm = network
         self._advertised: AddrsFactory = list
         super().__init__(network)
         self.counts: Counter[str] = Counter()
-        self.scores = PeerScores()
+        self.scores = scores
         """Faults of peers, by which they are muted."""
         self._on_identified: list[Callable[[ID], Awaitable[None]]] = []
         self._open: Counter[ID] = Counter()
@@ -137,8 +136,8 @@ class HardHost(BasicHost):
 
     def admit_own(self, peer: ID, addresses: Iterable[Multiaddr]) -> list[Multiaddr]:
         """Return the addresses that a connected peer may name for itself."""
-        told = self.door.admit(key_of(peer) or b"", map(str, addresses), self.swarm.teller(peer))
-        return [Multiaddr(each) for each in told]
+        admitted = self.door.admit(key_of(peer) or b"", map(str, addresses), self.swarm.teller(peer))
+        return [Multiaddr(each) for each in admitted]
 
     def keep_addresses(
         self, peer: ID, addresses: Iterable[Multiaddr | str], teller: Teller, *, seconds: int
@@ -278,23 +277,16 @@ def build_host(
         max_connections_per_peer=CONNECTIONS_PER_PEER,
         auto_connect_interval=3600.0,
     )
-    swarm = HardSwarm(
-        me,
-        store,
-        upgrader,
-        transports=[TCP()],
-        retry_config=RetryConfig(max_retries=0),
-        connection_config=config,
-    )
-    swarm.door, swarm.store = AddressDoor(), store
-    store.add_key_pair(me, keys)
-    host = HardHost(swarm)
-    swarm.places = ConnectionManager(
+    scores = PeerScores()
+    places = ConnectionManager(
         connections - connections // OUTBOUND_SHARE,
         trio.current_time,
-        host.scores.last_credit,
+        scores.last_credit,
         per_address=per_address,
     )
+    swarm = HardSwarm(me, store, upgrader, config, door=AddressDoor(), places=places)
+    store.add_key_pair(me, keys)
+    host = HardHost(swarm, scores)
     return host
 
 

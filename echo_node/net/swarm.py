@@ -18,11 +18,14 @@ from libp2p.connection_types import ConnectionType
 from libp2p.host.exceptions import StreamFailure
 from libp2p.io.exceptions import IOException
 from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.stream.exceptions import StreamError as Libp2pStreamError
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.transport.tcp.tcp import TCP
+from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from echo_node.errors import EchoError, PeerError, boundary
@@ -108,11 +111,29 @@ class _PendingHandshake:
 class HardSwarm(Swarm):
     """A swarm that dials what its door admits and forgets ended inbound connections."""
 
-    door: AddressDoor
-    """The one door for addresses, and the peerstore behind it, both set by `build_host`."""
-    store: BoundedPeerStore
-    places: ConnectionManager
-    """Who has a place among the inbound connections, set by `build_host` too."""
+    def __init__(
+        self,
+        peer: ID,
+        store: BoundedPeerStore,
+        upgrader: TransportUpgrader,
+        config: ConnectionConfig,
+        *,
+        door: AddressDoor,
+        places: ConnectionManager,
+    ) -> None:
+        self.store = store
+        self.door = door
+        """The one door for addresses, before the peerstore."""
+        self.places = places
+        """Inbound connections that have a place."""
+        super().__init__(
+            peer,
+            store,
+            upgrader,
+            transports=[TCP()],
+            retry_config=RetryConfig(max_retries=0),
+            connection_config=config,
+        )
 
     def _init_connection_management(self) -> None:
         super()._init_connection_management()

@@ -30,8 +30,9 @@ from protocol import (
     WeightsHead,
 )
 from protocol.envelope import verify_id
-from protocol.errors import BadSignatureError
+from protocol.errors import BadSignatureError, InconsistentError
 from protocol.tokens import bits_for, unpack_ids
+from protocol.turns import DrawnReplyError, TurnRules
 
 REMEMBERED: Final = 16_384
 
@@ -99,6 +100,9 @@ Samplers fill slots one after the other, and some get lost.
 class GroupFilter(Protocol):
     """The interface that admits groups: `Admission`, alone or with a verdict policy."""
 
+    def accepts_from(self, sampler: bytes, /) -> bool:
+        """Return whether groups of a sampler are accepted at all."""
+
     def judge(self, envelope: Envelope) -> RolloutRecord | Refused:
         """Admit a group once, or return why it is refused."""
 
@@ -111,6 +115,9 @@ class GroupFilter(Protocol):
     def announce(self, envelope: Envelope, /) -> Refused | None:
         """Take in an announcement of slots, or return why it is refused."""
 
+    def requested(self, head: bytes, sampler: bytes, until: int, /) -> None:
+        """Take note that a sampler was to fill its slots below `until`."""
+
 
 class Admission:
     """Checks of groups against the heads of the last S steps."""
@@ -118,6 +125,7 @@ class Admission:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._limits = run.limits
+        self._turns = TurnRules.of(run.manifest)
         self.signatures = SignatureCache()
         self._bits = bits_for(run.manifest.model.vocab_size)
         self._is_end = np.zeros(run.limits.vocab_size, bool)
@@ -197,7 +205,7 @@ class Admission:
         if head in self._known and (head, sampler, slot) not in self._filled:
             self._fill((head, sampler, slot))
 
-    def is_member(self, sampler: bytes) -> bool:
+    def accepts_from(self, sampler: bytes) -> bool:
         """Return whether a sampler is in the roster of a head that is still fresh."""
         return sampler in self._members
 
@@ -206,7 +214,7 @@ class Admission:
 
         Signatures of strangers are not checked: that would cost too much.
         """
-        if not self.is_member(envelope.signer) or envelope.run != self._run.id:
+        if not self.accepts_from(envelope.signer) or envelope.run != self._run.id:
             return False
         try:
             self.signatures.check(envelope)
@@ -250,6 +258,9 @@ class Admission:
         read = self.read_announcement(envelope)
         return read if isinstance(read, Refused) else None
 
+    def requested(self, head: bytes, sampler: bytes, until: int) -> None:
+        """Take note of a request; who keeps account of slots records it."""
+
     def _first_checks(
         self, envelope: Envelope, batch_counts: Counter[tuple[bytes, bytes]], *, taken: bool = False
     ) -> RolloutRecord | Refused:
@@ -271,9 +282,10 @@ class Admission:
     def _candidate(
         self, envelope: Envelope, batch_counts: Counter[tuple[bytes, bytes]], *, taken: bool
     ) -> RolloutRecord:
-        if not self.is_member(envelope.signer):
+        if not self.accepts_from(envelope.signer):
             raise _RefusalError("not-in-roster", "the sampler is in no roster of the newest heads")
         group = envelope.claim(TrajectoryGroup, self._run.id)
+        self._check_named(envelope.signer)
         self._check_limits(group)
         slot = (group.heads[0], envelope.signer, group.slot)
         if slot in self._filled and not taken:
@@ -349,14 +361,27 @@ class Admission:
             or group.prompt_length > manifest.sampling.max_prompt
         ):
             raise _RefusalError("over-limit", "more tokens than the run allows")
-        if group.spans and not manifest.sync.in_flight:
+        if len(group.heads) > 1 and not manifest.sync.in_flight:
             raise _RefusalError("over-limit", "a switch of heads, which the run does not allow")
         if (group.rewards is not None) != self._run.has_claims:
             raise _RefusalError(
                 "wrong-reward", f"claims {'none' if group.rewards is None else 'some'} rewards"
             )
-        if any(span.head is None for span in group.spans):
-            raise _RefusalError("malformed", "tokens of an environment, which this run has not")
+        if (group.ends is None) != (manifest.turns is None):
+            raise _RefusalError(
+                "malformed",
+                "no ends of turns"
+                if group.ends is None
+                else "turns with an environment, which this run has not",
+            )
+
+    def _check_named(self, sampler: bytes) -> None:
+        turns = self._run.manifest.turns
+        if turns is not None and turns.samplers and sampler not in turns.samplers:
+            raise _RefusalError(
+                "unnamed-sampler",
+                "nobody can recompute the environment, and the run does not name this sampler",
+            )
 
     def _check_member(self, known: _Known, sampler: bytes, engine: str) -> None:
         if sampler not in known.members:
@@ -369,6 +394,9 @@ class Admission:
         ids = unpack_ids(group.tokens, group.token_count, group.bits)
         if int(ids.max()) >= limits.vocab_size:
             raise _RefusalError("over-limit", "an id outside the vocabulary")
+        if self._turns is not None:
+            self._check_turns(group, self._turns)
+            return
         lengths = np.array(group.lengths)
         ends = self._is_end[ids]
         at_end = ends[np.cumsum(lengths) - 1]
@@ -377,3 +405,14 @@ class Admission:
             raise _RefusalError("malformed", "an end token where none belongs, or none where one is claimed")
         if (lengths[~at_end] != limits.max_tokens).any():
             raise _RefusalError("malformed", "a completion that ends before its end")
+
+    @staticmethod
+    def _check_turns(group: TrajectoryGroup, rules: TurnRules) -> None:
+        """Check the structure of episodes; what the environment says is checked by verifiers."""
+        for completion in group.completions():
+            try:
+                rules.check(completion)
+            except DrawnReplyError as error:
+                raise _RefusalError("drawn-reply", str(error)) from error
+            except InconsistentError as error:
+                raise _RefusalError("malformed", str(error)) from error

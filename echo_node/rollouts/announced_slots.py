@@ -3,7 +3,9 @@
 Draws are fixed by head, key and slot, so a sampler could draw many groups and send the best. An
 announcement commits it to all slots of a head up to a number: a slot below that which never came is
 a hole. Holes prove nothing alone, since volunteers sleep and die; they cut how many of a sampler's
-groups are trusted unseen, in proportion.
+groups are trusted unseen, in proportion. A leader's request counts as an announcement of what it
+asks for. Groups that come when their head is over fill their holes as far as few do: else a sampler
+would send what it likes in time, and the rest late.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ MEMORY: Final = 256.0
 """Announced slots over which a kept share is averaged: older ones count half at each doubling."""
 LEAST_SHARE: Final = 0.05
 """Kept share of a sampler of which nothing comes: what does come still has a place in the queue."""
+LATE_SHARE: Final = 0.1
+"""Share of a sampler's announced slots that may come late without being holes."""
 PRIOR: Final = 8.0
 """Slots that count as announced and kept of every sampler, so that one lost group is no verdict."""
 
@@ -49,6 +53,8 @@ class _Kept:
 
     announced: float = PRIOR
     came: float = PRIOR
+    late: float = 0.0
+    """Slots of those that came when their head was over."""
     credit: float = 0.0
     """Groups that may still be trusted unseen; every arrival adds the kept share."""
 
@@ -84,6 +90,14 @@ class AnnouncedSlots:
         block.until, block.newest = max(until, block.until), announcement
         return None
 
+    def requested(self, head: bytes, sampler: bytes, until: int) -> None:
+        """Count all slots below `until` as announced: the leader asked for them.
+
+        A sampler that sees what it has drawn and then does not answer leaves holes.
+        """
+        block = self._blocks.setdefault((head, sampler), _Block())
+        block.until = max(block.until, until)
+
     def arrived(self, head: bytes, sampler: bytes, slot: int) -> bool:
         """Record a group that came, whatever became of it; return whether it was announced."""
         block = self._blocks.setdefault((head, sampler), _Block())
@@ -94,6 +108,13 @@ class AnnouncedSlots:
         """Return the announced slots that have not come, in ascending order."""
         block = self._blocks.get((head, sampler), _Block())
         return [slot for slot in range(block.until) if slot not in block.came]
+
+    @property
+    def under_way(self) -> int:
+        """Return the announced slots of all samplers that have not come, of heads that count."""
+        return sum(
+            block.until - sum(slot < block.until for slot in block.came) for block in self._blocks.values()
+        )
 
     def until(self, head: bytes, sampler: bytes) -> int:
         """Return the first slot that was neither announced nor came."""
@@ -111,18 +132,21 @@ class AnnouncedSlots:
                 kept.came += block.until - len(holes)
                 if kept.announced > MEMORY:
                     kept.announced, kept.came = kept.announced / 2, kept.came / 2
+                    kept.late /= 2
                 if holes:
                     self._over[key] = holes
                     if len(self._over) > OVER:
                         self._over.popitem(last=False)
 
     def was_late(self, head: bytes, sampler: bytes, slot: int) -> None:
-        """Fill a hole with a group that came when its head was over: it was drawn, and stale."""
+        """Fill a hole with a group that came when its head was over, unless many did."""
         holes = self._over.get((head, sampler), set())
         if slot in holes:
             holes.remove(slot)
             kept = self._of(sampler)
-            kept.came = min(kept.announced, kept.came + 1)
+            if kept.late + 1 <= LATE_SHARE * kept.announced:
+                kept.late += 1
+                kept.came = min(kept.announced, kept.came + 1)
 
     def kept_share(self, sampler: bytes) -> float:
         """Return the share of a sampler's announced slots that came, of heads that are over."""

@@ -13,7 +13,8 @@ from typing import Final
 from echo_node.contract import Score
 from echo_node.errors import ContractError
 from echo_node.rollouts.record import RolloutRecord
-from echo_node.runs.run import Run
+from echo_node.runs.episodes import episodes_of
+from echo_node.runs.run import Run, Scorable
 
 SLACK: Final = 1e-6
 """Absolute difference between a claimed and a computed reward that is ignored."""
@@ -34,9 +35,12 @@ def find_lie(run: Run, group: RolloutRecord) -> str | None:
     claimed = group.message.rewards
     if claimed is None:
         return None
-    completions = [each.ids for each in group.message.completions()]
+    completions = group.message.completions()
     try:
-        attempts = [run.fresh_results(group.prompt, completions) for _ in range(FRESH)]
+        answers: Sequence[Scorable] = [each.ids for each in completions]
+        if run.turn_rules is not None:
+            answers = episodes_of(run, group.prompt, completions)
+        attempts = [run.fresh_results(group.prompt, answers) for _ in range(FRESH)]
     except ContractError:  # this machine's jail, not the sampler
         return None
     for claim, *results in zip(claimed, *attempts, strict=True):

@@ -41,7 +41,7 @@ class GossipValidator:
             envelopes = read_batch(message.data)
             if any(envelope.run != self._run for envelope in envelopes):
                 raise WrongRunError("a group of another run")
-            if not any(self._admission.is_member(envelope.signer) for envelope in envelopes):
+            if not any(self._admission.accepts_from(envelope.signer) for envelope in envelopes):
                 return IGNORE, envelopes
             for envelope in envelopes:  # strangers' too: who is a stranger here may have joined elsewhere
                 self._admission.signatures.check(envelope)

@@ -1,7 +1,8 @@
 """Groups that the leader took, served and fetched by id (`GROUPS_STREAM`).
 
 Verifiers and standby trainers fetch what an inventory lists and gossip did not bring: groups that
-were delivered by hand, and those too large for gossip.
+were delivered by hand, and those too large for gossip. They ask the leader, and then others of the
+manifest: verifiers serve what they have seen.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ from protocol import (
 
 log = logging.getLogger(__name__)
 
-FETCH_SECONDS: Final = 15.0
-"""Deadline in seconds of one question for groups."""
+FETCH_SECONDS: Final = 60.0
+"""Deadline in seconds of one question for groups, of which one may be of the longest."""
 HELD: Final = 8_192
 """Most groups that a leader can still serve."""
 HELD_BYTES: Final = 128 << 20
 """Most sealed bytes of them; the oldest are dropped first."""
+HELD_BYTES_OF_OTHERS: Final = 32 << 20
+"""The same for whoever does not lead."""
+OTHERS: Final = 3
+"""Most peers that are asked for what the leader did not give."""
 _HEADER: Final = 5
 """Most bytes that an array adds to each of its items."""
 
@@ -43,8 +48,9 @@ _HEADER: Final = 5
 class TakenGroups:
     """The sealed bytes of the newest groups that a leader took, for those that the run names."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, most_bytes: int = HELD_BYTES) -> None:
         self._run = run.id
+        self._most_bytes = most_bytes
         self._named = frozenset((*run.manifest.trainers, *run.manifest.verifiers))
         self._held: OrderedDict[bytes, bytes] = OrderedDict()
         self._bytes = 0
@@ -55,7 +61,7 @@ class TakenGroups:
             return
         self._held[group] = sealed
         self._bytes += len(sealed)
-        while len(self._held) > HELD or (self._bytes > HELD_BYTES and len(self._held) > 1):
+        while len(self._held) > HELD or (self._bytes > self._most_bytes and len(self._held) > 1):
             _, dropped = self._held.popitem(last=False)
             self._bytes -= len(dropped)
 
@@ -79,12 +85,23 @@ class TakenGroups:
         size = _HEADER
         for sealed in (self._held[group] for group in asked.ids() if group in self._held):
             size += len(sealed) + _HEADER
-            if found and size > limits.ANSWER_BYTES:
+            if found and size > limits.GROUPS_ANSWER_BYTES:
                 break
             found.append(sealed)
         if not found:
             raise PeerError("none of these groups is here")
-        return write_batch(found, most=limits.ANSWER_BYTES)
+        return write_batch(found, most=limits.GROUPS_ANSWER_BYTES)
+
+
+async def fetch_listed(network: Network, run: Run, leader: bytes, ids: Sequence[bytes]) -> list[Envelope]:
+    """Return those of the groups of an inventory that the leader or others of the manifest have."""
+    named = {*run.manifest.verifiers, *run.manifest.trainers} - {leader, network.public}
+    found: dict[bytes, Envelope] = {}
+    asked = [leader, *sorted(named & network.peers())[:OTHERS]]
+    for peer in asked:
+        if missing := [each for each in ids if each not in found]:
+            found |= {each.id: each for each in await fetch_groups(network, run.id, peer, missing)}
+    return [*found.values()]
 
 
 async def fetch_groups(network: Network, run: bytes, peer: bytes, ids: Sequence[bytes]) -> list[Envelope]:
@@ -96,9 +113,9 @@ async def fetch_groups(network: Network, run: bytes, peer: bytes, ids: Sequence[
         question = encode(GroupsQuestion(groups=b"".join(asked), run=run))
         try:
             answer = await network.request(
-                peer, topics.GROUPS_STREAM, question, deadline=FETCH_SECONDS, most=limits.ANSWER_BYTES
+                peer, topics.GROUPS_STREAM, question, deadline=FETCH_SECONDS, most=limits.GROUPS_ANSWER_BYTES
             )
-            got = [each for each in read_batch(answer, most=limits.ANSWER_BYTES) if each.id in asked]
+            got = [each for each in read_batch(answer, most=limits.GROUPS_ANSWER_BYTES) if each.id in asked]
         except (PeerError, ProtocolError) as error:
             log.info("%d groups were not fetched from %s: %s", len(asked), peer_id(peer), error)
             got = []

@@ -13,10 +13,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from echo_node.errors import ConfigError
+from echo_node.runs.evaluation_settings import EVALUATION
 from protocol import Manifest
 
 DEFAULT_BATCH = 32
-_FROM_ELSEWHERE = {"temperature", "vocab_size", "spreads", "gap_caps", "grpo", "completion_limit"}
+_FROM_ELSEWHERE = {
+    "temperature",
+    "vocab_size",
+    "spreads",
+    "gap_caps",
+    "grpo",
+    "completion_limit",
+    "adapter_norm",
+}
 """Fields of the settings that come from other parts of the manifest."""
 SPREAD = 16.0
 """Spread of log-probabilities per mean distance that the manifest allows an engine class.
@@ -50,6 +59,9 @@ RANGES: Final[Mapping[str, tuple[float, float]]] = {
     "veto": (0, 0.9999999),
     "entropy": (-10, 10),
     "kl": (0, 1000),
+    "overlong_buffer": (0, 2**24),
+    "overlong_penalty": (0, 1000),
+    "dynamic_sampling": (0, 64),
 }
 
 
@@ -82,6 +94,11 @@ class GrpoSettings:
                          "skip" them
     entropy              weight of the entropy bonus
     kl                   weight of the divergence from the run's first policy; 0: not measured
+    overlong_buffer      tokens before the run's longest completion over which a penalty rises from
+                         0, taken off the reward before advantages (DAPO, arXiv 2503.14476); 0: none
+    overlong_penalty     the penalty of the longest completion
+    overlong_filter      whether completions that the limit has cut are left out of the loss; their
+                         rewards count in their group's mean
     normalise            "token": every token weighs the same; "sequence": every completion does;
                          "limit": tokens are summed, and divided by the number of completions times
                          the run's longest completion (Dr. GRPO, arXiv 2503.20783)
@@ -110,6 +127,9 @@ class GrpoSettings:
     geometric_floor: float = 0.01
     geometric_sigmas: float = 4.0
     zero_advantage: Literal["keep", "skip"] = "keep"
+    overlong_buffer: int = 0
+    overlong_penalty: float = 1.0
+    overlong_filter: bool = False
 
     def __post_init__(self) -> None:
         for name, words in _WORDS.items():
@@ -123,6 +143,13 @@ class GrpoSettings:
             raise ValueError("normalise is 'limit', so the run's longest completion is needed")
         if not math.isfinite(self.entropy):
             raise ValueError(f"entropy is {self.entropy}, and must be a number")
+        if not (0.0 <= self.overlong_penalty < math.inf and self.overlong_buffer >= 0):
+            raise ValueError("overlong_buffer and overlong_penalty must not be negative")
+        if self.overlong_buffer > self.completion_limit:
+            raise ValueError(
+                f"overlong_buffer is {self.overlong_buffer}, and the run's longest completion has"
+                f" {self.completion_limit} tokens (sampling.max_tokens)"
+            )
 
     def _check_clips(self) -> None:
         if not 0.0 <= self.clip_low <= 1.0 <= self.clip_high < math.inf:
@@ -188,14 +215,20 @@ class StepSettings:
     gradient_norm       longest gradient; a longer one is scaled down to it
     temperature         of the samplers: log-probabilities are of the distribution at it
     vocab_size          the softmax is over this many first ids; 0: over all of the model's
-    row_tokens          completions of a group share a row, and the prompt in it, up to this length
+    row_tokens          completions of a group, and groups whose prompts begin alike, share a row,
+                        and what they have in common in it, up to this length
     micro_batch_tokens  rows run together up to this many tokens, padding included
     gradient_checkpointing  keep only the inputs of each block, and recompute the rest backward
+    compute_copy        "bf16": the weights are held in bf16, and upcast layer by layer; "f32":
+                        they are held in float32, at two more bytes a parameter, never upcast
+    gradient_dtype      "f32", or "bf16" for a batch that is one micro-batch: two bytes less a
+                        parameter, with a compute_copy of "bf16"; several are added up in float32
     mixed_precision     "auto": bf16 products where the device supports them; "off": float32
     spreads             by engine class, spread of its log-probabilities around the trainer's; see
                     `GrpoSettings`
     gap_caps            by engine class, largest gap of one of its log-probabilities from the
                         trainer's; beyond it a current group's is clamped (see `grpo.clamp_mu`)
+    adapter_norm        longest norm of each tensor of an adapter; None: the whole model is trained
     """
 
     learning_rate: float = 2e-4
@@ -212,9 +245,12 @@ class StepSettings:
     row_tokens: int = 256
     micro_batch_tokens: int = 1024
     gradient_checkpointing: bool = False
+    compute_copy: Literal["bf16", "f32"] = "bf16"
+    gradient_dtype: Literal["f32", "bf16"] = "f32"
     mixed_precision: Literal["auto", "off"] = "auto"
     spreads: tuple[tuple[str, float], ...] = ()
     gap_caps: tuple[tuple[str, float], ...] = ()
+    adapter_norm: float | None = None
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
 
     def __post_init__(self) -> None:
@@ -235,18 +271,15 @@ class StepSettings:
             )
         if not 0.0 <= self.final_rate <= 1.0:
             raise ValueError(f"final_rate is {self.final_rate}, and must be from 0 to 1")
+        self._check_precision()
+
+    def _check_precision(self) -> None:
+        if not {self.compute_copy, self.gradient_dtype} <= {"bf16", "f32"}:
+            raise ValueError("compute_copy and gradient_dtype must be 'bf16' or 'f32'")
+        if (self.compute_copy, self.gradient_dtype) == ("f32", "bf16"):
+            raise ValueError("gradient_dtype is 'bf16', which needs a compute_copy of 'bf16'")
         if self.mixed_precision not in {"auto", "off"}:
             raise ValueError(f"mixed_precision is 'auto' or 'off', not {self.mixed_precision!r}")
-
-    def rate_at(self, step: int) -> float:
-        """Return the learning rate of a step; the first is step 0."""
-        if step < self.warm_up:
-            return self.learning_rate * (step + 1) / self.warm_up
-        if self.schedule == "constant":
-            return self.learning_rate
-        progress = min(1.0, (step - self.warm_up) / (self.decay_steps - self.warm_up))
-        left = 1.0 - progress if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-        return self.learning_rate * (self.final_rate + (1.0 - self.final_rate) * left)
 
     def spread_of(self, engine: str) -> float:
         return dict(self.spreads).get(engine, 0.0)
@@ -257,10 +290,28 @@ class StepSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """Training settings of a run: batch size and step."""
+    """Training settings of a run: batch size and step.
+
+    `dynamic_sampling` is how many times a batch is drawn at most, to replace groups without
+    advantage; 0: they stay.
+    """
 
     batch_groups: int
     step: StepSettings
+    dynamic_sampling: int = 0
+
+
+def layout_for(parameters: int) -> dict[str, Any]:
+    """Return the settings of a new run that decide how a batch is cut up, by the model's size.
+
+    Large models have whole groups in a row, so that a prompt is computed once, and recompute their
+    blocks. They are sealed with a run: other cuts round otherwise, and a run keeps its own.
+    """
+    if parameters >= 300e6:
+        return {"row_tokens": 4096, "micro_batch_tokens": 4096, "gradient_checkpointing": True}
+    if parameters >= 50e6:
+        return {"row_tokens": 2048, "micro_batch_tokens": 2048}
+    return {}
 
 
 def training_settings(manifest: Manifest) -> TrainingSettings:
@@ -269,9 +320,16 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
         named = f"{manifest.algorithm.name} {manifest.algorithm.version}"
         raise ConfigError(f"the run's algorithm is {named}; this node has grpo 1", advice="upgrade this node")
     params = dict(manifest.algorithm.params)
+    params.pop(EVALUATION, None)
     batch = params.pop("batch_groups", DEFAULT_BATCH)
     if type(batch) is not int or not 1 <= batch <= 4096:
         raise ConfigError(f"batch_groups is {batch!r}, not a whole number from 1 to 4096", advice=CHANGE)
+    draws = params.pop("dynamic_sampling", 0)
+    if type(draws) is not int or not 0 <= draws <= 64 or draws == 1:
+        raise ConfigError(
+            f"dynamic_sampling is {draws!r}, not a whole number from 2 to 64, nor 0 to switch it off",
+            advice=CHANGE,
+        )
     loss = params.pop("loss", DEFAULT_LOSS)
     if loss not in LOSSES:
         raise ConfigError(f"loss is {loss!r}, and must be one of {', '.join(LOSSES)}", advice=CHANGE)
@@ -283,12 +341,14 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
     try:
         return TrainingSettings(
             batch_groups=batch,
+            dynamic_sampling=draws,
             step=StepSettings(
                 **step,
                 temperature=manifest.sampling.temperature,
                 vocab_size=manifest.model.vocab_size,
                 spreads=tuple((each.engine, SPREAD * each.d_mean) for each in manifest.engines),
                 gap_caps=tuple((each.engine, each.gap_most) for each in manifest.engines),
+                adapter_norm=manifest.model.adapter.norm if manifest.model.adapter else None,
                 grpo=GrpoSettings(**grpo, completion_limit=manifest.sampling.max_tokens),
             ),
         )
@@ -298,7 +358,9 @@ def training_settings(manifest: Manifest) -> TrainingSettings:
 
 def _known() -> str:
     names = {field.name for cls in (GrpoSettings, StepSettings) for field in dataclasses.fields(cls)}
-    return f"it has {', '.join(sorted({'batch_groups', 'loss', *names} - _FROM_ELSEWHERE))}"
+    return (
+        f"it has {', '.join(sorted({'batch_groups', 'dynamic_sampling', 'loss', *names} - _FROM_ELSEWHERE))}"
+    )
 
 
 def _take(params: dict[str, Any], cls: type, leave: set[str]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from echo_node.contract.data_rows import Part, Rows, rows_of
 from echo_node.errors import ConfigError, boundary
 from protocol import blob_id, limits
 from protocol.digest import derive
@@ -28,7 +27,7 @@ _SPACE: Final = re.compile(r"\s+")
 
 
 class DataTable(BaseModel):
-    """Where the data of a run comes from, and what its fields are called."""
+    """Source of a run's data, and the names of its fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
@@ -109,11 +108,6 @@ def describe(data: bytes, held_out: int) -> DataSet:
         )
     with boundary(ConfigError, "describing the data set", advice="hold out less with data.held_out"):
         return DataSet(blob=blob_id(data), held_out=held_out, rows=data.count(b"\n"), size=len(data))
-
-
-def part_of(data: bytes, described: DataSet, part: Part) -> Rows:
-    """Return one part of a data set in memory."""
-    return rows_of(data, described.rows, described.held_out, part)
 
 
 def _line(row: Row) -> bytes:

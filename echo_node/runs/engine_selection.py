@@ -19,10 +19,10 @@ from echo_node.engine.engine_classes import EngineSpec, ready_classes, torch_dev
 from echo_node.engine.host_resources import SPARE, available_memory
 from echo_node.engine.worker.client import WorkerEngine
 from echo_node.errors import ConfigError, boundary
-from echo_node.runs.run import Run, read_model
+from echo_node.models.folder import map_folder
+from echo_node.runs.run import Run
 from echo_node.runtime.resource_limits import ResourceLimits
 from echo_node.runtime.threads import run_abandonable
-from echo_node.weights.tensors import layout_of
 
 MOST_SLOTS: Final = 16
 """Groups that an engine generates at once."""
@@ -51,9 +51,8 @@ class Needs:
                 2 * config.get("num_hidden_layers", 0) * (config.get("num_key_value_heads") or heads) * head
             )
         sampling = run.manifest.sampling
-        tensors = layout_of(read_model(run.folder)).tensors
         return cls(
-            sum(math.prod(tensor.shape) for tensor in tensors),
+            sum(math.prod(tensor.shape) for tensor in map_folder(run.folder).values()),
             token * sampling.group_size * (sampling.max_prompt + sampling.max_tokens),
         )
 

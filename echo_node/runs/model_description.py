@@ -13,14 +13,15 @@ import numpy as np
 
 from echo_node.engine.base import TensorBytes
 from echo_node.errors import ConfigError, boundary
+from echo_node.models.adapter import map_weights
 from echo_node.models.bf16_file import is_finite
-from echo_node.models.folder import map_folder, read_json, read_model_config
+from echo_node.models.folder import read_json, read_model_config
 from echo_node.models.intake import MODEL_FILES
 from echo_node.models.progress import Progress, no_progress
 from echo_node.runs.tokenizer import Tokenizer
 from echo_node.weights.tensors import State, chunks, from_mapped, layout_of
 from protocol import blob_id, encode, limits, merkle_root
-from protocol.manifest import Model, ModelFile
+from protocol.manifest import Adapter, Model, ModelFile
 
 _CONTEXTS: Final = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 """Names under which families give the length of their context."""
@@ -29,7 +30,12 @@ _FILE_BYTES: Final = 64 * 1024 * 1024
 """Bytes of one small file, as on the wire."""
 
 
-def describe_model(folder: Path, progress: Progress = no_progress, stop: Sequence[str] = ()) -> Model:
+def describe_model(
+    folder: Path,
+    progress: Progress = no_progress,
+    stop: Sequence[str] = (),
+    adapter: Adapter | None = None,
+) -> Model:
     """Return a model's part of the manifest; refuse weights that are not finite.
 
     The tokens of `stop` texts end a completion too.
@@ -41,8 +47,9 @@ def describe_model(folder: Path, progress: Progress = no_progress, stop: Sequenc
             advice="write it with AutoTokenizer.from_pretrained(…).save_pretrained(…)",
         )
     with boundary(ConfigError, f"reading the model in {folder}"):
-        state = from_mapped(map_folder(folder))
+        state = from_mapped(map_weights(folder))
         return Model(
+            adapter=adapter,
             architecture=config["architectures"][0],
             context=context_of(config),
             end_tokens=end_tokens(folder, config, stop),

@@ -17,11 +17,15 @@ from typing import Final, TypeAlias
 
 import trio
 
+from echo_node.contract.code_folder import WHEELS
+from echo_node.contract.wheel_reader import file_of
 from echo_node.errors import ConfigError, PeerError, boundary
+from echo_node.models import adapter
 from echo_node.net.base import Network
 from echo_node.net.blobs.client import BlobClient
 from echo_node.net.blobs.providers import Want
 from echo_node.net.rate_limit import Throttle, UploadLimit
+from echo_node.runs.base_download import download_base
 from echo_node.runs.dataset import FILE as DATA_FILE
 from echo_node.runtime.resource_limits import EVERYTHING, ResourceLimits
 from echo_node.storage import files
@@ -30,7 +34,7 @@ from echo_node.weights.open_store import fetch_layout, open_store
 from echo_node.weights.progress import PullProgress
 from echo_node.weights.puller import Puller
 from protocol import Link, Manifest, Opened, Rules, blob_id
-from protocol.manifest import ModelFile
+from protocol.manifest import DataSet, ModelFile, Wheel
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +56,14 @@ def is_downloaded(folder: Path, manifest: Manifest) -> bool:
 
     The weights are written last, and under their name only when they are complete.
     """
-    return (folder / _WEIGHTS).is_file() and all(_is_valid(folder, file) for file in manifest.model.files)
+    return _weights_file(folder, manifest).is_file() and all(
+        _is_valid(folder, file) for file in manifest.model.files
+    )
+
+
+def _weights_file(folder: Path, manifest: Manifest) -> Path:
+    """Return the file of what is trained: the adapter, or the whole model."""
+    return folder / (_WEIGHTS if manifest.model.adapter is None else adapter.WEIGHTS)
 
 
 def _is_valid(folder: Path, file: ModelFile) -> bool:
@@ -76,7 +87,9 @@ async def download_run(
 
     Retries until both are there.
     """
-    await download_data(network, manifest.message, folder, allowance=allowance, on_progress=on_progress)
+    await download_data_and_code(
+        network, manifest.message, folder, allowance=allowance, on_progress=on_progress
+    )
     model = folder / "model"
     if is_downloaded(model, manifest.message):
         return model
@@ -86,13 +99,27 @@ async def download_run(
     small = sum(file.size for file in manifest.message.model.files)
     _check_room(small, folder, allowance.disk)
     await _retry(lambda: _fetch_files(network, manifest.message, model, allowance), on_progress)
+    if (frozen := manifest.message.model.adapter) is not None:
+
+        def fetch_base() -> object:
+            return download_base(
+                network,
+                frozen,
+                model,
+                _providers(network, manifest.message),
+                allowance,
+                on_progress,
+                lambda size: _check_room(size, folder, allowance.disk),
+            )
+
+        await _retry(fetch_base, on_progress)
     await _retry(
         lambda: _fetch_weights(network, manifest, folder, model, link, allowance, on_progress), on_progress
     )
     return model
 
 
-async def download_data(
+async def download_data_and_code(
     network: Network,
     manifest: Manifest,
     folder: Path,
@@ -100,13 +127,20 @@ async def download_data(
     allowance: ResourceLimits = EVERYTHING,
     on_progress: ProgressCallback = lambda _now: None,
 ) -> None:
-    """Download the run's data set, if it has one, into `folder`. Retries until it is there."""
-    path = folder / DATA_FILE
-    for each in manifest.data:
+    """Download the run's data set and wheels, if it has any, into `folder`.
+
+    Retries until they are there.
+    """
+    wheels = manifest.contract.wheel or ()
+    wanted: list[tuple[Path, DataSet | Wheel]] = [
+        *((folder / DATA_FILE, each) for each in manifest.data),
+        *((folder / WHEELS / file_of(each), each) for each in wheels),
+    ]
+    for path, each in wanted:
         if await trio.to_thread.run_sync(_is_blob, path, each.blob, each.size):
             continue
-        with boundary(ConfigError, f"making {folder}", advice="give another folder with --state"):
-            await trio.Path(folder).mkdir(parents=True, exist_ok=True)
+        with boundary(ConfigError, f"making {path.parent}", advice="give another folder with --state"):
+            await trio.Path(path.parent).mkdir(parents=True, exist_ok=True)
         _check_room(each.size, folder, allowance.disk)
         want = Want(each.blob, size=each.size, most=each.size)
         await _retry(partial(_fetch_to, network, manifest, path, want, allowance), on_progress)
@@ -187,14 +221,15 @@ async def _fetch_weights(
             await _pull_newest(puller, _providers(network, manifest.message), on_progress)
 
         def write() -> None:
-            draft = model / f"{_WEIGHTS}.part"
+            target = _weights_file(model, manifest.message)
+            draft = target.with_name(f"{target.name}.part")
             with store.lease() as held, files.disk_errors(f"writing {draft}"), draft.open("wb") as file:
                 file.write(store.flat.header)
                 for tensor in store.flat.tensors:
                     file.write(held.state[tensor.name].data)
                 file.flush()
                 files.sync(file.fileno())
-            draft.replace(model / _WEIGHTS)
+            draft.replace(target)
             files.sync_folder(model, durable=True)
 
         await trio.to_thread.run_sync(write)

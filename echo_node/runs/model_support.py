@@ -1,4 +1,4 @@
-"""Which engine classes can run a model with the lengths of a run; the rest is refused by name.
+"""Engine classes that can run a model at the lengths of a run; others are refused by name.
 
 Only config.json is read: no engine is made.
 """

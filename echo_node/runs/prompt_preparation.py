@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,13 +20,17 @@ from echo_node.runs.model_description import context_of
 from echo_node.runs.prompt_lengths import Lengths
 from echo_node.runs.run import render_prompts
 from echo_node.runs.tokenizer import Tokenizer
+from echo_node.runs.turn_settings import choose_turns
+from protocol import limits, public_key_of
 from protocol.digest import derive
-from protocol.manifest import DataSet, Template
+from protocol.manifest import DataSet, Template, Turns
 
 if TYPE_CHECKING:
     from echo_node.runs.spec import RunSpec
 
 EMBEDDED: Final = "embedded"
+EMBEDDED_GUESS: Final = "embedded-guess"
+"""The embedded model that guesses numbers."""
 _SAMPLE: Final = 64
 """Prompts of a contract without data that are measured."""
 _AT_ONCE: Final = 256
@@ -41,6 +46,7 @@ class Prompts:
     described: DataSet | None
     max_prompt: int
     max_tokens: int
+    turns: Turns | None = None
 
 
 def template_of(spec: RunSpec) -> Template:
@@ -70,7 +76,32 @@ def prepare_prompts(
     """Load the contract with its data, measure prompts, and leave out those over the limit."""
     with closing(Tokenizer.from_folder(folder)) as tokenizer:
         measure = Measure(tokenizer, template_of(spec), progress)
-        return _prepare(spec, name, version, context_of(read_model_config(folder)), nonce, measure, note)
+        context = context_of(read_model_config(folder))
+        contract = None if spec.data else load(name, version, spec.params)
+        turns = None if contract is None else _turns(spec, contract, folder, nonce, measure)
+        if turns is not None and spec.sampling.max_tokens is None:
+            whole = min(turns.most * turns.tokens + turns.environment, limits.TOKENS)
+            sampling = spec.sampling.model_copy(update={"max_tokens": whole})
+            spec = spec.model_copy(update={"sampling": sampling})
+        found = _prepare(spec, name, version, context, nonce, measure, note)
+        return dataclasses.replace(found, turns=turns)
+
+
+def _turns(spec: RunSpec, contract: Contract, folder: Path, nonce: bytes, measure: Measure) -> Turns | None:
+    keys = [derive("measured prompt", nonce, number.to_bytes(8, "big")) for number in range(_SAMPLE)]
+    with boundary(ConfigError, "reading turns.samplers", advice="give peer ids: echo-node keys show"):
+        samplers = [public_key_of(each) for each in (spec.turns.samplers if spec.turns else ())]
+    return choose_turns(
+        spec.turns,
+        contract,
+        [prompt_of(contract, key) for key in keys],
+        folder,
+        measure.tokenizer,
+        measure.template,
+        stop=spec.sampling.stop,
+        samplers=samplers,
+        exact=spec.model in {EMBEDDED, EMBEDDED_GUESS},
+    )
 
 
 def _prepare(
@@ -87,7 +118,7 @@ def _prepare(
         lengths = measure.sample(contract, nonce)
         max_prompt, max_tokens = _choose(spec, lengths, context)
         lengths.check(max_prompt, name)
-        if spec.model != EMBEDDED:
+        if spec.model not in {EMBEDDED, EMBEDDED_GUESS}:
             note(f"{lengths.describe()}; max_prompt {max_prompt}, max_tokens {max_tokens}")
         return Prompts(contract, None, None, max_prompt, max_tokens)
     rows = check_rows(read_source(spec.data.source, spec.data.split), spec.data)
@@ -112,7 +143,7 @@ def _choose(spec: RunSpec, lengths: Lengths, context: int) -> tuple[int, int]:
         max_prompt=spec.sampling.max_prompt,
         max_tokens=spec.sampling.max_tokens,
         thinking=spec.template.thinking,
-        exact=spec.model == EMBEDDED and spec.data is None,
+        exact=spec.model in {EMBEDDED, EMBEDDED_GUESS} and spec.data is None,
     )
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,30 +17,36 @@ from numpy.typing import NDArray
 from echo_node.contract import (
     Contract,
     Prompt,
+    Reply,
     Score,
+    Turn,
     check_vectors,
     contract_vectors,
     load,
     prompt_of,
+    reply_of,
     score_of,
 )
+from echo_node.contract.code_folder import WHEELS, check_installed, open_code
 from echo_node.contract.data_rows import Part, read_rows
 from echo_node.contract.jail import Layer
 from echo_node.contract.jail.required import REQUIRED
 from echo_node.contract.jail.worker import DataFile, Failed
-from echo_node.contract.package_digest import check_package, package_digest
 from echo_node.contract.registry import entry_of, is_built_in
 from echo_node.contract.sandbox import JailedContract, load_jailed, score_or_zero
+from echo_node.contract.wheel_reader import file_of
 from echo_node.engine.base import SamplingLimits
-from echo_node.errors import ConfigError, ContractError, boundary
-from echo_node.models.folder import map_folder
+from echo_node.errors import ConfigError, ContractError, DefectError, boundary
+from echo_node.models.adapter import map_weights
 from echo_node.models.progress import Progress, no_progress
 from echo_node.net.blobs.blob_registry import InFile
+from echo_node.runs.adapter_folder import base_files, check_adapter_folder, describe_adapter
 from echo_node.runs.algorithm import check_ranges
 from echo_node.runs.dataset import FILE as DATA_FILE
 from echo_node.runs.model_description import describe_model
 from echo_node.runs.thought_split import answer_of, opens_thought
 from echo_node.runs.tokenizer import Tokenizer
+from echo_node.runs.turn_tokens import TurnTemplate, chat_template, plain_template
 from echo_node.weights.tensors import State, from_mapped
 from protocol import Identity, Manifest, Opened, Rules, blob_id, open_manifest, sampling, seal
 from protocol.digest import ZERO, derive
@@ -53,8 +60,14 @@ from protocol.manifest import (
     Sync,
     Template,
     Terms,
+    Turns,
     Verification,
+    Wheel,
 )
+from protocol.turns import TurnRules
+
+Scorable: TypeAlias = NDArray[np.int64] | Sequence[Turn]
+"""Ids of a completion, or its turns in a run with an environment."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +80,8 @@ class Run:
     tokenizer: Tokenizer
     data: Path | None = None
     """File of the data set, if the run has one."""
+    wheels: Path | None = None
+    """Folder of the wheels of the contract's code, if they travel with the run."""
 
     @classmethod
     def open(
@@ -78,13 +93,15 @@ class Run:
         require: Sequence[str] = REQUIRED,
         data: Path | None = None,
         part: Part = "train",
+        wheels: Path | None = None,
     ) -> Run:
         """Open a manifest, and check the model's small files in a folder against it.
 
         The contract runs in a sandbox, since completions are untrusted text; `jailed=False` is
         for its author. `require` names the layers of the jail without which it does not run.
         `data` is the file of the run's data set, by default beside the folder; `part` is what
-        prompts are drawn from, held-out rows for evaluation alone.
+        prompts are drawn from, held-out rows for evaluation alone. `wheels` is the folder of the
+        wheels that travel with the run, by default beside the model's.
         """
         manifest = open_manifest(sealed)
         message = manifest.message
@@ -95,12 +112,20 @@ class Run:
                     f"{path} is not the {file.name} that the manifest names",
                     advice="give the run's own model with --model",
                 )
+        check_adapter_folder(folder, message.model.adapter)
         data_file = _data_file(message, data or folder.parent / DATA_FILE, part)
-        contract = _load_contract(message, data_file, require if jailed else None)
+        packages = (wheels or folder.parent / WHEELS) if message.contract.wheel else None
+        contract = _load_contract(message, data_file, packages, require if jailed else None)
+        if contract.has_environment != (message.turns is not None):
+            raise ContractError(
+                f"{contract.name} {contract.version} answers"
+                f" {'turns' if contract.has_environment else 'nothing'}, and the manifest says otherwise",
+                advice="its author can make the run anew: echo-node run new",
+            )
         if part == "train":
             check_vectors(contract, message.contract.vectors)
         place = data_file.path if data_file else None
-        return cls(manifest, folder, contract, Tokenizer.from_folder(folder), place)
+        return cls(manifest, folder, contract, Tokenizer.from_folder(folder), place, packages)
 
     @property
     def id(self) -> bytes:
@@ -125,6 +150,11 @@ class Run:
             end_tokens=frozenset(manifest.model.end_tokens),
             vocab_size=manifest.model.vocab_size,
         )
+
+    @cached_property
+    def turn_rules(self) -> TurnRules | None:
+        """Rules of the run's turns; None if it has no environment."""
+        return TurnRules.of(self.manifest)
 
     @property
     def has_claims(self) -> bool:
@@ -166,17 +196,69 @@ class Run:
         """Return the text that the model reads, by its chat template where the run says so."""
         return render_prompts(self.tokenizer, self.manifest.template, [prompt])[0]
 
+    def replies(self, episodes: Sequence[tuple[Prompt, Sequence[Turn]]]) -> list[Reply | Failed]:
+        """Return the environment's answers; many in one call cost little more than one."""
+        if isinstance(self.contract, JailedContract):
+            return self.contract.sandbox.replies(episodes)
+        return [reply_of(self.contract, prompt, turns) for prompt, turns in episodes]
+
+    def turn_text(self, prompt: Prompt, ids: NDArray[np.int64]) -> str:
+        """Return the text of a turn as the environment reads it: without its end, or a thought."""
+        text = self.tokenizer.decode(ids, self.limits.end_tokens)
+        if not self.manifest.template.thinking:
+            return text
+        return answer_of(text, opened=opens_thought(self.rendered(prompt))) or ""
+
+    def reply_ids(self, prompt: Prompt, text: str, *, ended: bool) -> NDArray[np.int64]:
+        """Return the token ids of a reply; `ended` says that its turn's end token was drawn."""
+        return self.turn_template(prompt).ids(text, ended=ended)
+
+    def turn_template(self, prompt: Prompt) -> TurnTemplate:
+        """Return the ids around replies to this prompt."""
+        return self._chat_turns if self.manifest.template.chat or prompt.chat else self._plain_turns
+
+    @cached_property
+    def _chat_turns(self) -> TurnTemplate:
+        turns = self.manifest.turns
+        if turns is None:
+            raise DefectError("a reply in a run without an environment")
+        message = self.manifest
+        return chat_template(
+            self.tokenizer, message.template, turns.end, message.model.end_tokens, turns.role
+        )
+
+    @cached_property
+    def _plain_turns(self) -> TurnTemplate:
+        return plain_template(self.tokenizer, self.manifest.model.end_tokens)
+
+    def renew(self) -> None:
+        """Make later calls of the contract use jail processes that have seen no text."""
+        if isinstance(self.contract, JailedContract):
+            self.contract.sandbox.renew()
+
     def score(self, prompt: Prompt, ids: NDArray[np.int64]) -> Score:
         """Score a completion; the run's end token, if it is the last, is no part of the answer."""
         return self.scores(prompt, [ids])[0]
 
-    def scores(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score]:
-        """Score completions of a prompt; one that crashes its scorer gets the lowest score."""
+    def scores(self, prompt: Prompt, completions: Sequence[Scorable]) -> list[Score]:
+        """Score completions of a prompt; one that crashes its scorer gets the lowest score.
+
+        A completion is its ids, or with an environment its turns.
+        """
         return [score_or_zero(each, self.contract.low) for each in self.results(prompt, completions)]
 
-    def results(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score | Failed]:
+    def results(self, prompt: Prompt, completions: Sequence[Scorable]) -> list[Score | Failed]:
         """Score completions, with failures as such: they may be this machine's fault."""
-        texts = [self.tokenizer.decode(ids, self.limits.end_tokens) for ids in completions]
+        episodes = [each for each in completions if not isinstance(each, np.ndarray)]
+        if self.manifest.turns is not None:
+            if len(episodes) != len(completions):
+                raise DefectError("a completion without its turns, in a run with an environment")
+            return self._scored([(prompt, turns) for turns in episodes])
+        texts = [
+            self.tokenizer.decode(ids, self.limits.end_tokens)
+            for ids in completions
+            if isinstance(ids, np.ndarray)
+        ]
         if not self.manifest.template.thinking:
             return self._scored([(prompt, text) for text in texts])
         opened = opens_thought(self.rendered(prompt))
@@ -185,22 +267,26 @@ class Run:
         truncated = Score(self.contract.low, "truncated: the thought has no end")
         return [truncated if answer is None else next(scored) for answer in answers]
 
-    def _scored(self, texts: list[tuple[Prompt, str]]) -> list[Score | Failed]:
+    def _scored(self, texts: Sequence[tuple[Prompt, str | Sequence[Turn]]]) -> list[Score | Failed]:
         if isinstance(self.contract, JailedContract):
             return self.contract.sandbox.scores(texts)
         return [score_of(self.contract, prompt, text) for prompt, text in texts]
 
-    def fresh_results(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score | Failed]:
+    def fresh_results(self, prompt: Prompt, completions: Sequence[Scorable]) -> list[Score | Failed]:
         """Score completions in a jail process that has seen no text before."""
-        if isinstance(self.contract, JailedContract):
-            self.contract.sandbox.renew()
+        self.renew()
         return self.results(prompt, completions)
 
     def files(self) -> dict[bytes, InFile]:
-        """Return the model's small files and the data set by hash, to serve to newcomers."""
+        """Return the model's small files, data set and wheels by hash, to serve to newcomers."""
         found = {file.blob: InFile(self.folder / file.name, file.size) for file in self.manifest.model.files}
+        if self.manifest.model.adapter is not None:
+            found |= base_files(self.folder)
         if self.data:
             found |= {each.blob: InFile(self.data, each.size) for each in self.manifest.data}
+        if self.wheels:
+            wheels = self.manifest.contract.wheel or ()
+            found |= {each.blob: InFile(self.wheels / file_of(each), each.size) for each in wheels}
         return found
 
     def for_evaluation(self) -> Run:
@@ -209,7 +295,12 @@ class Run:
             return self
         jailed = isinstance(self.contract, JailedContract)
         return Run.open(
-            self.sealed_manifest.sealed, self.folder, jailed=jailed, data=self.data, part="held-out"
+            self.sealed_manifest.sealed,
+            self.folder,
+            jailed=jailed,
+            data=self.data,
+            part="held-out",
+            wheels=self.wheels,
         )
 
     def jail(self) -> list[Layer]:
@@ -251,7 +342,9 @@ def _data_file(message: Manifest, path: Path, part: Part) -> DataFile | None:
     return DataFile(path, wanted.rows, wanted.held_out, part)
 
 
-def _load_contract(message: Manifest, data: DataFile | None, require: Sequence[str] | None) -> Contract:
+def _load_contract(
+    message: Manifest, data: DataFile | None, wheels: Path | None, require: Sequence[str] | None
+) -> Contract:
     """Load the contract, in a jail with these layers or, for its author, in this process."""
     named = message.contract
     if named.wheel is None and not is_built_in(named.name, named.version):
@@ -261,10 +354,11 @@ def _load_contract(message: Manifest, data: DataFile | None, require: Sequence[s
             advice="its author can make the run anew: echo-node run new",
         )
     if require is not None:
-        pinned = {"require": require, "wheel": named.wheel, "data": data}
+        code = open_code(named.wheel, wheels) if named.wheel and wheels else None
+        pinned = {"require": require, "code": code, "data": data}
         return load_jailed(named.name, named.version, named.params, **pinned)
     if named.wheel is not None:
-        check_package(named.name, named.version, named.wheel)
+        check_installed(named)
     rows = read_rows(data.path, data.rows, data.held_out, data.part) if data else ()
     return load(named.name, named.version, named.params, rows)
 
@@ -306,8 +400,8 @@ JOINS: Final = Joins(per_address=256, total=6_000)
 
 
 def read_model(folder: Path) -> State:
-    """Return the weights of a Hugging Face folder, mapped: one safetensors file, or shards."""
-    return from_mapped(map_folder(folder))
+    """Return what is trained of a Hugging Face folder, mapped: its adapter, or all weights."""
+    return from_mapped(map_weights(folder))
 
 
 def draft(
@@ -335,10 +429,15 @@ def draft(
     template: Template = PLAIN,
     progress: Progress = no_progress,
     pure: bool = False,
+    wheels: Sequence[Wheel] = (),
+    turns: Turns | None = None,
+    adapter_norm: float | None = None,
 ) -> bytes:
     """Seal a manifest for a model's folder and a contract; electors default to `usual_electors`.
 
-    `pure` says that the contract passed the purity test, so that samplers claim rewards.
+    `pure` says that the contract passed the purity test, so that samplers claim rewards; `wheels`
+    are the code of a contract that is not built in. With `adapter_norm` the folder is that of an
+    adapter, and alone trained.
     """
     check_ranges(algorithm)
     manifest = Manifest(
@@ -349,12 +448,14 @@ def draft(
             pure=pure,
             vectors=contract_vectors(contract, [derive("vector", nonce, bytes([n])) for n in range(16)]),
             version=contract.version,
-            wheel=package_digest(contract.name, contract.version),
+            wheel=tuple(wheels) or None,
         ),
         data=(data,) if data else (),
         engines=tuple(engines),
         joins=joins,
-        model=describe_model(folder, progress, stop),
+        model=describe_model(
+            folder, progress, stop, describe_adapter(folder, adapter_norm) if adapter_norm else None
+        ),
         name=name,
         nonce=nonce,
         sampling=sampling_,
@@ -365,6 +466,7 @@ def draft(
             tuple(sorted(set(electors) or usual_electors(trainers, verifiers))), heartbeat_ms, lease_ms
         ),
         trainers=tuple(trainers),
+        turns=turns,
         verification=verification,
         verifiers=tuple(verifiers),
     )

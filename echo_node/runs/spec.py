@@ -12,46 +12,62 @@ from __future__ import annotations
 import logging
 import secrets
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from echo_node.config import load_config, write_resolved
+from echo_node.contract.code_folder import WHEELS, describe_code
 from echo_node.contract.jail.required import REQUIRED
-from echo_node.contract.registry import as_a_guest
+from echo_node.contract.registry import as_a_guest, is_built_in
+from echo_node.contract.requirements import contract_wheels
+from echo_node.contract.wheel_reader import file_of
 from echo_node.engine.engine_classes import CLASSES
 from echo_node.errors import ConfigError, StoreError, boundary, looking_at
 from echo_node.models import embedded
 from echo_node.models.model_source import open_model
 from echo_node.models.progress import Progress, no_progress
 from echo_node.net.discovery.seeds import parse_seeds
+from echo_node.runs.algorithm import layout_for
 from echo_node.runs.dataset import FILE as DATA_FILE
 from echo_node.runs.dataset import DataTable
+from echo_node.runs.evaluation_settings import EvaluationTable, evaluation_params
+from echo_node.runs.lora_table import LoraTable
 from echo_node.runs.model_download import is_downloaded
 from echo_node.runs.model_support import check_model, fitting_engines
-from echo_node.runs.prompt_preparation import EMBEDDED, prepare_prompts, template_of
+from echo_node.runs.prompt_preparation import EMBEDDED, EMBEDDED_GUESS, prepare_prompts, template_of
 from echo_node.runs.run import ENGINES, JOINS, Run, draft
+from echo_node.runs.turn_settings import TurnsTable
 from echo_node.runs.validation import check_learnable
 from protocol import (
+    ZERO,
     Identity,
     Manifest,
     Opened,
     ProtocolError,
     limits,
     open_manifest,
+    peer_id,
     public_key_of,
+    seal,
 )
-from protocol.manifest import EngineTolerance, Joins, Sampling, Sync, Verification
+from protocol.manifest import EngineTolerance, Joins, Sampling, Sync, Turns, Verification
 
 log = logging.getLogger(__name__)
 
 MANIFEST: Final = "manifest"
 RUN_FILE: Final = "run.toml"
+MODEL: Final = "model"
+"""Folder of a run's own model: downloaded, or the base and adapter of a LoRA run."""
 OWN_SHARE: Final = 0.1
 """Least part of the groups of proven samplers that a trainer checks itself, by default."""
+_PROMPTS: Final = 32
+"""Prompts of a new run that engines are calibrated with."""
 _STRICT: Final = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 """Strict types: `true` is no number, nor is a number in quotes."""
 
@@ -174,7 +190,7 @@ class RunSpec(BaseModel):
 
     name: str = Field(pattern=r"\S", max_length=limits.NAME_BYTES)
     model: str = EMBEDDED
-    """`embedded`, or what `echo-node engines --model` takes."""
+    """`embedded`, `embedded-guess`, or what `echo-node engines --model` takes."""
     contract: str = "digits-reverse@1"
     trainers: list[str] = Field(min_length=1, max_length=limits.KEYS)
     """The first one leads."""
@@ -186,15 +202,21 @@ class RunSpec(BaseModel):
     """Whether prompts go through the model's chat template."""
     params: dict[str, Any] = Field(default_factory=dict)
     """Parameters of the contract."""
+    lora: LoraTable | None = None
+    """Train an adapter; the whole model if left out."""
     data: DataTable | None = None
     """Data set of the run; contracts such as math draw its rows."""
     template: TemplateTable = TemplateTable()
+    turns: TurnsTable | None = None
+    """Limits of turns, for contracts that answer the model; measured if left out."""
     sampling: SamplingTable = SamplingTable()
     sync: SyncTable = SyncTable()
     verification: VerificationTable = VerificationTable()
     terms: TermsTable = TermsTable()
     joins: JoinsTable = JoinsTable()
     algorithm: dict[str, Any] = Field(default_factory=dict)
+    evaluation: EvaluationTable | None = None
+    """Evaluation on held-out prompts during the run; none if left out."""
 
 
 def read_run_file(file: Path, changes: Sequence[str] = ()) -> RunSpec:
@@ -208,6 +230,21 @@ class NewRun:
     sealed: bytes
     data: bytes | None
     spec: RunSpec
+    wheels: Mapping[str, bytes]
+    """Wheels of the contract's code by their file names; empty for a built-in contract."""
+    prompts: tuple[NDArray[np.int64], ...]
+    """Token ids of some of its prompts, to calibrate engines with."""
+
+    def with_engines(self, engines: Mapping[str, EngineTolerance], author: Identity) -> NewRun:
+        """Seal the run again with other tolerances of some of its engine classes."""
+        before = open_manifest(self.sealed).message
+        classes = tuple(engines.get(each.engine, each) for each in before.engines)
+        tables: list[str | EngineTable] = [EngineTable(**asdict(each)) for each in classes]
+        return replace(
+            self,
+            sealed=seal(replace(before, engines=classes), author, ZERO),
+            spec=self.spec.model_copy(update={"engines": tables}),
+        )
 
 
 def new_run(
@@ -218,9 +255,11 @@ def new_run(
     progress: Progress = no_progress,
     note: Callable[[str], None] = log.info,
     pure: bool = False,
+    out: Path | None = None,
 ) -> NewRun:
     """Seal the manifest of a run, after checking that it can learn.
 
+    `out` is the run's folder, into which a run with an adapter writes its model.
     `progress` is told how far reading the model is; `note` gets lines for the operator;
     `pure` says that the contract passed `contract.adversarial_test.find_impurity`.
     """
@@ -232,21 +271,37 @@ def new_run(
         )
     nonce = nonce or secrets.token_bytes(32)
     folder = model_folder(spec.model, progress, note)
+    if spec.lora is not None:
+        if out is None or (out / MANIFEST).exists():
+            raise ConfigError(f"{out} holds a run already", advice="give another folder with --out")
+        folder = spec.lora.make_folder(folder, out / MODEL, nonce, progress)
+    made = [] if is_built_in(name, version) else contract_wheels(name, version)
+    wheels = {file_of(wheel): data for wheel, data in made}
     with as_a_guest(name):
         found = prepare_prompts(spec, name, version, folder, nonce, progress, note)
         sampling = spec.sampling.model_copy(
             update={"max_prompt": found.max_prompt, "max_tokens": found.max_tokens}
         )
-        spec = spec.model_copy(update={"sampling": sampling})
+        spec = spec.model_copy(update={"sampling": sampling, "turns": _table(found.turns)})
+        if found.turns and not pure and not found.turns.samplers:
+            raise ConfigError(
+                f"{spec.contract} failed the purity test, and everybody must be able to recompute its replies",
+                advice="see echo-node contract test, or name the peer ids that may sample in turns.samplers",
+            )
         longest = found.max_prompt + found.max_tokens
         check_model(folder, longest)
+        drawn = Sampling(**sampling.model_dump(exclude={"stop"}))
         sealed = draft(
             name=spec.name,
             folder=folder,
             contract=found.contract,
             params=spec.params,
-            algorithm=spec.algorithm,
-            sampling_=Sampling(**sampling.model_dump(exclude={"stop"})),
+            algorithm={
+                **layout_for(_parameters(folder)),
+                **spec.algorithm,
+                **evaluation_params(spec.evaluation, drawn),
+            },
+            sampling_=drawn,
             stop=sampling.stop,
             sync=_sync(spec.sync),
             author=author,
@@ -266,12 +321,49 @@ def new_run(
             template=template_of(spec),
             progress=progress,
             pure=pure,
+            wheels=[wheel for wheel, _ in made],
+            adapter_norm=spec.lora.longest if spec.lora else None,
+            turns=found.turns,
         )
         with tempfile.TemporaryDirectory(prefix="echo-run-") as place:
             file = Path(place, DATA_FILE)
             file.write_bytes(found.data or b"")
-            check_learnable(Run.open(sealed, folder, jailed=False, data=file))
-    return NewRun(sealed, found.data, spec)
+            opened = Run.open(sealed, folder, jailed=False, data=file)
+            check_learnable(opened)
+            prompts = _some_prompts(opened) if spec.model != EMBEDDED else ()
+            if wheels:  # as everyone who joins opens it: from its wheels alone
+                _write_wheels(Path(place, WHEELS), wheels)
+                Run.open(sealed, folder, data=file, wheels=Path(place, WHEELS), require=()).close()
+    if made:
+        note(f"the contract's code travels with the run: {describe_code([wheel for wheel, _ in made])}")
+    return NewRun(sealed, found.data, spec, wheels, prompts)
+
+
+def _some_prompts(run: Run) -> tuple[NDArray[np.int64], ...]:
+    keys = [run.slot_key(bytes(32), bytes(32), slot) for slot in range(_PROMPTS)]
+    return tuple(ids for _, ids in run.prompts(keys))
+
+
+def _parameters(folder: Path) -> int:
+    """Return about how many parameters a folder's bf16 files hold."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) // 2
+
+
+def _table(turns: Turns | None) -> TurnsTable | None:
+    if turns is None:
+        return None
+    return TurnsTable(
+        most=turns.most,
+        tokens=turns.tokens,
+        environment=turns.environment,
+        samplers=[peer_id(each) for each in turns.samplers],
+    )
+
+
+def _write_wheels(folder: Path, wheels: Mapping[str, bytes]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, data in wheels.items():
+        (folder / name).write_bytes(data)
 
 
 def write_run(folder: Path, made: NewRun) -> None:
@@ -290,6 +382,8 @@ def write_run(folder: Path, made: NewRun) -> None:
         write_resolved(spec, folder / RUN_FILE)
         if made.data is not None:
             (folder / DATA_FILE).write_bytes(made.data)
+        if made.wheels:
+            _write_wheels(folder / WHEELS, made.wheels)
         new_file = folder / f"{MANIFEST}.new"
         try:
             new_file.write_bytes(made.sealed)
@@ -339,17 +433,22 @@ def open_run(named: Path, model: str | None = None, *, require: Sequence[str] = 
     `require` names the layers without which its contract does not run.
     """
     manifest = read_manifest(named)
-    data = (named if named.is_dir() else named.parent) / DATA_FILE
-    if model is None and (named / RUN_FILE).is_file():
+    place = named if named.is_dir() else named.parent
+    data, wheels = place / DATA_FILE, place / WHEELS
+    lora = manifest.message.model.adapter is not None
+    if model is None and not lora and (named / RUN_FILE).is_file():
         model = read_run_file(named / RUN_FILE).model
-    elif model is None and is_downloaded(named / "model", manifest.message):
-        return Run.open(manifest.sealed, named / "model", require=require, data=data)
-    return Run.open(manifest.sealed, model_folder(model or EMBEDDED), require=require, data=data)
+    elif model is None and (lora or is_downloaded(named / MODEL, manifest.message)):
+        return Run.open(manifest.sealed, named / MODEL, require=require, data=data, wheels=wheels)
+    folder = model_folder(model or EMBEDDED)
+    return Run.open(manifest.sealed, folder, require=require, data=data, wheels=wheels)
 
 
 def model_folder(
     model: str, progress: Progress = no_progress, note: Callable[[str], None] = log.info
 ) -> Path:
+    if model == EMBEDDED_GUESS:
+        return embedded.guess_folder()
     return embedded.folder() if model == EMBEDDED else open_model(model, progress=progress, note=note)
 
 

@@ -43,6 +43,8 @@ class Tokenizer:
         self._named = {name: text for name in _NAMED if (text := _text(settings.get(name))) is not None}
         self._template = template
         self._sandbox: Sandbox | None = None
+        self._plain: tokenizers.Tokenizer | None = None
+        """The same without added tokens, for untrusted text."""
         self._lock = threading.Lock()
         self.vocab_size: int = words.get_vocab_size(with_added_tokens=True)
         end = words.token_to_id(self._named.get("eos_token", ""))
@@ -71,6 +73,18 @@ class Tokenizer:
         """Return the ids of a text and no others; names of special tokens become those tokens."""
         with boundary(ContractError, "turning a text into tokens of this model"):
             return np.array(self._words.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def encode_content(self, text: str, forbidden: Collection[int] = ()) -> NDArray[np.int64]:
+        """Return the ids of untrusted text, none of which is a special or added token.
+
+        The name of such a token is spelled out, so that nobody forges a turn by writing it.
+        `forbidden` are further ids that must not come out, such as end tokens.
+        """
+        kept = frozenset(self._words.get_added_tokens_decoder()) | frozenset(forbidden)
+        with boundary(ContractError, "turning a text into tokens of this model"):
+            if self._plain is None:
+                self._plain = _without_added_tokens(self._words)
+            return np.array(_spelled(self._plain, text, kept), dtype=np.int64)
 
     def stop_token(self, text: str) -> int:
         """Return the one id that stands for a stop text, and for nothing more or less."""
@@ -131,6 +145,31 @@ class Tokenizer:
         """End the process that renders, if there is one."""
         if self._sandbox is not None:
             self._sandbox.close()
+
+
+def _without_added_tokens(words: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    settings = json.loads(words.to_str())
+    settings["added_tokens"] = []
+    return tokenizers.Tokenizer.from_str(json.dumps(settings))
+
+
+def _spelled(words: tokenizers.Tokenizer, text: str, forbidden: Collection[int]) -> list[int]:
+    """Encode a text; what would become a forbidden id is encoded in two parts instead."""
+    found: list[int] = []
+    rest = [text] if text else []
+    while rest:
+        part = rest.pop()
+        encoded = words.encode(part, add_special_tokens=False)
+        bad = next((place for place, each in enumerate(encoded.ids) if each in forbidden), None)
+        if bad is None:
+            found += encoded.ids
+            continue
+        start, end = encoded.offsets[bad]
+        if end - start < 2:
+            raise ContractError(f"the text {part[start:end]!r} can only be written with a reserved token")
+        middle = start + (end - start) // 2
+        rest += [part[middle:], part[:middle]]
+    return found
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:

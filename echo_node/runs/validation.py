@@ -9,6 +9,7 @@ from echo_node.contract import prompt_of
 from echo_node.errors import ConfigError
 from echo_node.runs.algorithm import training_settings
 from echo_node.runs.engine_shares import ClassShares
+from echo_node.runs.evaluation_settings import check_evaluation
 from echo_node.runs.run import Run
 from protocol import Manifest, peer_id
 
@@ -16,6 +17,7 @@ from protocol import Manifest, peer_id
 def check_learnable(run: Run) -> None:
     """Refuse a run that could never take a step."""
     training_settings(run.manifest)
+    check_evaluation(run.manifest)
     _check_verifiers(run.manifest)
     _check_engine_shares(run.manifest)
     _check_prompts(run)

@@ -25,6 +25,8 @@ HALF_LIFE: Final = 7 * 86_400.0
 MUTE_SECONDS: Final = 3_600.0
 """Seconds for the first condemnation; doubled by each further one."""
 LONGEST_MUTE: Final = 30 * 86_400.0
+CLASS_IN_DOUBT: Final = "class-in-doubt"
+"""Reason of an undecided verdict: a narrow breach that may be the fault of the tolerance."""
 REASONS: Final = 8
 PEERS: Final = 100_000
 
@@ -90,6 +92,10 @@ class Trust:
         standing.reasons.append(reason)
         wait = min(LONGEST_MUTE, MUTE_SECONDS * 2.0 ** min(standing.condemned - 1, 30))
         standing.muted_until = max(standing.muted_until, now + wait)
+
+    def doubted(self, peer: bytes, now: float) -> None:
+        """Make a peer a newcomer again, without a mute: all of its groups are checked."""
+        self._at(peer, now).honest = 0.0
 
     def level(self, peer: bytes, now: float) -> float:
         """Return the trust in a peer, from 0 for a newcomer towards 1."""

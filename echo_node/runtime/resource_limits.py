@@ -1,13 +1,22 @@
-"""Limits on memory, disk, bandwidth and device, and the amounts that users write."""
+"""Limits on memory, disk, bandwidth and device; their amounts as users write them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from echo_node.errors import ConfigError
+import trio
 
+from echo_node.errors import ConfigError
+from echo_node.runtime.pause_gate import PauseGate
+from echo_node.runtime.threads import run_abandonable
+
+DISK: Final = "disk"
+"""Name of the reason to pause while the state is over --max-disk."""
+DISK_SECONDS: Final = 30.0
+"""Interval between two checks of the state folder's size."""
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS_OF_2: Final = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _AMOUNT: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([kmgt]i?)?b?", re.IGNORECASE | re.ASCII)
@@ -43,3 +52,14 @@ def amount(text: str | None, flag: str) -> int | None:
 
 EVERYTHING: Final = ResourceLimits()
 """No limits but the machine's own."""
+
+
+async def watch_disk(gate: PauseGate, size: Callable[[], int], limits: ResourceLimits) -> None:
+    """Close the gate while the state folder is larger than --max-disk, until cancelled.
+
+    `size` returns the folder's bytes, and runs in a thread.
+    """
+    while limits.disk is not None:
+        taken = await run_abandonable(size)
+        (gate.close if taken > limits.disk else gate.open)(DISK)
+        await trio.sleep(DISK_SECONDS)

@@ -21,7 +21,7 @@ from echo_node.net.outbox.backoff import Patience
 from echo_node.net.outbox.outbox import LONGEST, Item, Outbox, OutboxFullError
 from echo_node.net.outbox.redelivery import Redelivery
 from echo_node.rollouts.announced_slots import is_announcement
-from echo_node.rollouts.group_refs import is_reference, refer_to
+from echo_node.rollouts.group_refs import fetch_seconds, is_reference, refer_to
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.storage import files
 from echo_node.storage.blob_dir import BlobDir
@@ -38,6 +38,7 @@ from protocol import (
     fill_batches,
     limits,
     open_sealed,
+    read_batch,
     seal,
     topics,
 )
@@ -98,6 +99,7 @@ class GroupDelivery:
             on_response=self._on_answer,
             patience=patience,
             luck=luck,
+            extra_seconds=self._fetch_seconds,
         )
 
     @property
@@ -124,8 +126,17 @@ class GroupDelivery:
             nursery.start_soon(self._follow_chain)
 
     def next_slot(self, head: bytes) -> int:
-        """Return the first slot under a head that was not posted yet."""
-        return max((each.slot + 1 for each in self._posted.values() if each.head == head), default=0)
+        """Return the first slot under a head that was neither announced nor posted yet."""
+        posted = max((each.slot + 1 for each in self._posted.values() if each.head == head), default=0)
+        return max(posted, self._announced_until(head))
+
+    def unposted(self, head: bytes) -> list[int]:
+        """Return the announced slots under a head of which no group was posted, ascending."""
+        posted = {each.slot for each in self._posted.values() if each.head == head}
+        return [slot for slot in range(self._announced_until(head)) if slot not in posted]
+
+    def _announced_until(self, head: bytes) -> int:
+        return max((until for under, until in self._announcements.values() if under == head), default=0)
 
     async def announce(self, head: bytes, slots: range) -> None:
         """Announce slots that are about to be drawn, as far as they were not announced yet.
@@ -133,7 +144,7 @@ class GroupDelivery:
         The announcement is on its way while they are drawn, so nothing waits for it. After a
         restart slots that were announced and not posted are drawn again, and are the same.
         """
-        first = max((until for under, until in self._announcements.values() if under == head), default=0)
+        first = self._announced_until(head)
         while (first := max(first, slots.start)) < slots.stop:
             count = min(limits.ANNOUNCED, slots.stop - first)
             sealed = seal(SlotAnnouncement(count=count, first=first, head=head), self._identity, self._run)
@@ -192,6 +203,12 @@ class GroupDelivery:
 
         blob = await trio.to_thread.run_sync(keep)
         return refer_to(group, self._identity, self._run), blob
+
+    def _fetch_seconds(self, message: bytes) -> float:
+        """Return the seconds that the leader may need to fetch what a message refers to."""
+        references = [each for each in read_batch(message) if is_reference(each)]
+        sizes = [each.claim(GroupReference, self._run).size for each in references]
+        return fetch_seconds(sum(sizes)) if sizes else 0.0
 
     def _read_posted(self, sent: Envelope) -> _Posted:
         """Return the place of a group that an earlier process has put here."""

@@ -10,16 +10,25 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import trio
 
 from echo_node.election.lease import Lease
 from echo_node.engine.base import Engine, Update, no_news
-from echo_node.errors import ConfigError, ContractError, DefectError, EngineError, PeerError, StoreError
+from echo_node.errors import (
+    ConfigError,
+    ContractError,
+    DefectError,
+    EchoError,
+    EngineError,
+    PeerError,
+    StoreError,
+)
 from echo_node.net.base import Message, Network
 from echo_node.net.outbox.backoff import Patience
 from echo_node.net.outbox.outbox import Outbox
@@ -33,6 +42,7 @@ from echo_node.runtime.threads import run_stoppable
 from echo_node.sampler.delivery import GroupDelivery
 from echo_node.sampler.ledger_sync import LedgerSync
 from echo_node.sampler.registration import SETTLE_SECONDS, Registration
+from echo_node.sampler.requested_groups import RequestedGroups
 from echo_node.sampler.rollout import Rollout
 from echo_node.sampler.send_rate import SendRate
 from echo_node.sampler.throughput import ThroughputMonitor
@@ -51,7 +61,6 @@ from protocol import (
     limits,
     open_sealed,
     topics,
-    write_batch,
 )
 
 log = logging.getLogger(__name__)
@@ -60,8 +69,31 @@ HEAD_SECONDS = 30.0
 TRIES: Final = 3
 """Attempts to fill the same slots when the engine process dies."""
 WRONG_ENGINE: Final = "wrong-engine"
+REFILL_SECONDS: Final = 1.0
+"""Seconds of work that are begun at once when rows of the engine fall free."""
 RETRY_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before the same version is tried again; a newer version or a new peer ends the pause."""
+NextBlock: TypeAlias = Callable[[], Awaitable[Sequence[int] | None]]
+"""Returns the slots to begin next, or None if no more are begun in this call."""
+Post: TypeAlias = Callable[[Sequence[RolloutRecord]], Awaitable[None]]
+"""Takes groups that have ended."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """Progress under one head: the next slot, and slots that were begun and not posted."""
+
+    head: Opened[WeightsHead]
+    slot: int
+    unposted: list[int] = field(default_factory=list)
+
+    def take(self, count: int) -> Sequence[int]:
+        """Return the slots to begin next: those first that were begun before."""
+        if self.unposted:
+            block, self.unposted = self.unposted[:count], self.unposted[count:]
+            return block
+        self.slot += count
+        return range(self.slot - count, self.slot)
 
 
 class SamplerLoop:
@@ -122,6 +154,9 @@ class SamplerLoop:
         self._throughput = ThroughputMonitor(run.manifest.sync.staleness)
         self.tokens = Rate()
         """Generated tokens per second."""
+        self._requested = RequestedGroups(run.id, identity, puller.store.lent, self._fill_requested)
+        self._given_up = 0
+        """Groups that were begun and given up, since they would have been stale."""
         self._first: dict[str, float] = {}
         """Unix times of the first weights and of the first accepted group."""
         self._met = 0
@@ -148,6 +183,8 @@ class SamplerLoop:
             if (each := self._throughput.seconds_per_group) is None
             else round(each, 3),
             "too_slow": self._throughput.too_slow,
+            "requested": self._requested.progress,
+            "given_up": self._given_up,
             "first": dict(self._first),
             **({"credit": self._ledger_sync.status()} if self._ledger_sync else {}),
         }
@@ -172,6 +209,7 @@ class SamplerLoop:
                 nursery.start_soon(self._read, receipts)
                 nursery.start_soon(self._registration.keep)
                 nursery.start_soon(self._push)
+                nursery.start_soon(self._requested.work)
                 if self._ledger_sync is not None:
                     nursery.start_soon(self._ledger_sync.work, network)
 
@@ -184,6 +222,7 @@ class SamplerLoop:
             self.send_rate.new_head()
             if before is not None and before.message.term != head.message.term:
                 self._registration.doubt()
+            self._requested.new_head(head.id)
             self._throughput.record_head(head.message.step, trio.current_time())
             self._news.notify()
 
@@ -196,29 +235,59 @@ class SamplerLoop:
     async def _fill(
         self,
         head: Opened[WeightsHead],
-        slots: range,
+        next_block: NextBlock,
+        post: Post,
         news: Callable[[], Update | None] = no_news,
-        *,
-        announces: bool = False,
-    ) -> list[RolloutRecord]:
-        """Return sealed groups drawn under a head, after loading its weights if needed.
+    ) -> EchoError | ProtocolError | None:
+        """Fill block after block of slots under a head, and post each group as it ends.
 
-        The draws of a slot are fixed by its key: after a crash of the engine they are repeated, and
-        are the same. Slots that nobody requested are announced just before they are drawn.
+        Its weights are loaded first if needed. Groups that end while others are being posted are
+        posted together. The draws of a slot are fixed by its key: after a crash of the engine those
+        that have not ended are drawn again, and are the same. Returns the error that ended it.
         """
-        async with self._busy:
-            for tries_left in reversed(range(TRIES)):
-                try:
-                    if self._engine.loaded != head.id:
-                        await self._puller.use(head, self._load)
-                    if announces:
-                        await self._delivery.announce(head.id, slots)
-                    return await run_stoppable(lambda stop: self._rollout.fill(head, slots, stop, news))
-                except EngineError as error:
-                    if self._engine.loaded is not None or not tries_left:
-                        raise  # the engine lives and refuses this; or it died in every attempt
-                    log.warning("retrying slots %d to %d: %s", slots[0], slots[-1], error)
-            raise DefectError("no attempt was made")
+        begun: dict[int, None] = {}
+        outgoing, ended = trio.open_memory_channel[RolloutRecord](self._slots)
+
+        async def take_block() -> Sequence[int] | None:
+            block = await next_block()
+            begun.update(dict.fromkeys(block or ()))
+            return block
+
+        def blocks() -> Iterator[Sequence[int]]:
+            if begun:  # by an engine that died
+                yield [*begun]
+            while (block := trio.from_thread.run(take_block)) is not None:
+                yield block
+
+        def draw(stop: Callable[[], bool]) -> None:
+            for group in self._rollout.stream(head, blocks(), stop, news):
+                del begun[group.slot]
+                trio.from_thread.run(outgoing.send, group)
+
+        async with self._busy, trio.open_nursery() as nursery:
+            nursery.start_soon(_post_together, ended, post)
+            with outgoing:
+                failure = await self._draw_in_tries(head, draw)
+        return failure
+
+    async def _draw_in_tries(
+        self, head: Opened[WeightsHead], draw: Callable[[Callable[[], bool]], None]
+    ) -> EchoError | ProtocolError | None:
+        """Draw, again if the engine dies. Return the error, so that what has ended is posted."""
+        for tries_left in reversed(range(TRIES)):
+            try:
+                if self._engine.loaded != head.id:
+                    await self._puller.use(head, self._load)
+                await run_stoppable(draw)
+            except EngineError as error:
+                if self._engine.loaded is not None or not tries_left:
+                    return error  # the engine lives and refuses this; or it died in every attempt
+                log.warning("the slots under way are drawn again: %s", error)
+            except (EchoError, ProtocolError) as error:
+                return error
+            else:
+                return None
+        raise DefectError("no attempt was made")
 
     def _load(self, held: WeightsView) -> None:
         self._first.setdefault("weights", time.time())
@@ -240,19 +309,38 @@ class SamplerLoop:
             raise PeerError(f"the requested head has not arrived here within {HEAD_SECONDS:.0f} s")
         if not self._registration.is_joined and not await self._registration.is_listed(head):
             raise PeerError(f"this sampler is not in the head's roster with {self._engine.engine_class}")
+        return await self._requested.answer(head, request)
+
+    async def _fill_requested(
+        self,
+        head: Opened[WeightsHead],
+        slots: Sequence[int],
+        take: Callable[[RolloutRecord], Awaitable[None]],
+    ) -> None:
+        """Fill slots that the leader requests."""
+        blocks = [slots]
         began = trio.current_time()
-        groups = await self._fill(head, range(request.first, request.first + request.count))
-        self._throughput.record_call(request.count, trio.current_time() - began)
-        await self._count(groups, head)
-        self.send_rate.requested([group.id for group in groups])
-        return write_batch([group.sealed for group in groups if group.sealed], most=limits.ANSWER_BYTES)
+
+        async def next_block() -> Sequence[int] | None:
+            await trio.lowlevel.checkpoint()
+            return blocks.pop() if blocks else None
+
+        async def post(groups: Sequence[RolloutRecord]) -> None:
+            await self._count(groups, head)
+            self.send_rate.requested([group.id for group in groups])
+            for group in groups:
+                await take(group)
+
+        if (failure := await self._fill(head, next_block, post)) is not None:
+            raise failure
+        self._throughput.record_call(len(slots), trio.current_time() - began)
 
     # Asynchronous push-pull
 
     async def _push(self) -> None:
         """Fill slot after slot under the newest head, at the rate that receipts ask for."""
-        head: Opened[WeightsHead] | None = None
-        slot = failures = 0
+        place: _Place | None = None
+        failures = 0
         while True:
             await self._registration.wait()
             await self.send_rate.wait()
@@ -262,14 +350,11 @@ class SamplerLoop:
             if self._chain.holding or not self._run.is_async(tip.message.version):
                 await self._chain.wait_for_newer(tip.id)
                 continue
-            if head is None or head.id != tip.id:
-                head, slot = tip, self._delivery.next_slot(tip.id)
-            met = self._met
+            if place is None or place.head.id != tip.id:
+                place = _Place(tip, self._delivery.next_slot(tip.id), self._delivery.unposted(tip.id))
+            head, met = place.head, self._met
             try:
-                began = trio.current_time()
-                async with self._in_flight(head) as news:
-                    groups = await self._fill(head, range(slot, slot + self._slots), news, announces=True)
-                self._throughput.record_call(self._slots, trio.current_time() - began)
+                await self._push_at(place)
             except (PeerError, ProtocolError, EngineError, ContractError, StoreError) as error:
                 pause = RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)]
                 failures += 1
@@ -280,9 +365,73 @@ class SamplerLoop:
                     failures = 0
                 continue
             failures = 0
-            slot += self._slots
+
+    async def _push_at(self, place: _Place) -> None:
+        """Fill slots of a head, as long as it is the newest.
+
+        Further blocks are announced and begun as rows of the engine fall free. Once groups of the
+        head would be stale, all that is under way is given up.
+        """
+        head, began, posted = place.head, trio.current_time(), 0
+        times: dict[int, float] = {}
+        """Times at which slots were begun that are not posted."""
+
+        async def next_block() -> Sequence[int] | None:
+            await trio.lowlevel.checkpoint()
+            if (times or posted) and not self._goes_on(head):
+                return None
+            count = self._refill() if times or posted else self._slots
+            block = place.take(count)
+            await self._delivery.announce(head.id, range(block[0], block[-1] + 1))
+            times.update(dict.fromkeys(block, trio.current_time()))
+            return block
+
+        async def post(groups: Sequence[RolloutRecord]) -> None:
+            nonlocal posted
             await self._count(groups, head)
             self.send_rate.sent(await self._delivery.put(groups))
+            posted += len(groups)
+            now = trio.current_time()
+            longest = now - min(times.pop(group.slot) for group in groups)
+            self._throughput.record_call(posted, now - began, longest)
+
+        failure: EchoError | ProtocolError | None = None
+        async with self._in_flight(head) as news, self._until_stale(head) as stale:
+            failure = await self._fill(head, next_block, post, news)
+        if stale.cancelled_caught and times:
+            self._given_up += len(times)
+            log.warning("%d groups of version %d were given up: too stale", len(times), head.message.version)
+        elif failure is not None:
+            place.unposted = sorted({*place.unposted, *times})
+            raise failure
+
+    def _goes_on(self, head: Opened[WeightsHead]) -> bool:
+        """Return whether further slots of a head are begun while others are drawn."""
+        tip = self._chain.tip
+        is_newest = tip is not None and tip.id == head.id and not self._chain.holding
+        is_led = self._lease is None or not self._lease.is_over
+        return is_newest and is_led and self._gate.is_open and self.send_rate.is_open
+
+    def _refill(self) -> int:
+        """Return how many slots to begin at once: those of about a second, so few wait for rows."""
+        each = self._throughput.seconds_per_group or 0.0
+        return min(self._slots, max(1, int(REFILL_SECONDS / each))) if each else 1
+
+    @asynccontextmanager
+    async def _until_stale(self, head: Opened[WeightsHead]) -> AsyncGenerator[trio.CancelScope]:
+        """Cancel the block once groups of the head are too stale to be of use."""
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as scope:
+
+                async def watch() -> None:
+                    newest = head
+                    while newest.message.step - head.message.step <= self._run.manifest.sync.staleness:
+                        newest = await self._chain.wait_for_newer(newest.id)
+                    scope.cancel()
+
+                nursery.start_soon(watch)
+                yield scope
+            nursery.cancel_scope.cancel()
 
     async def _wait_for_a_chance(self, head: bytes, met: int) -> None:
         """Wait for a newer version, or for a new peer that may have this one."""
@@ -346,3 +495,13 @@ class SamplerLoop:
         self.tokens.add(sum(group.message.token_count for group in groups))
         if self._ledger_sync is not None:
             await self._ledger_sync.record(groups, head)
+
+
+async def _post_together(ended: trio.MemoryReceiveChannel[RolloutRecord], post: Post) -> None:
+    """Post groups as they end; those that ended while others were posted go together."""
+    async for group in ended:
+        groups = [group]
+        with suppress(trio.WouldBlock, trio.EndOfChannel):
+            while True:
+                groups.append(ended.receive_nowait())
+        await post(groups)

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from echo_node.contract import Prompt
-from echo_node.engine.base import Draw, Engine, SlotRequest, Update, no_news
-from echo_node.errors import DefectError
+from echo_node.engine.base import Draw, Engine, Ids, SlotRequest, Update, no_environment, no_news
+from echo_node.errors import ContractError, DefectError
 from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.episodes import completion_of, responder, scorable
 from echo_node.runs.run import Run
-from protocol import Completion, Envelope, Identity, Opened, Stretch, TrajectoryGroup, WeightsHead
+from protocol import Completion, Envelope, Identity, Opened, TrajectoryGroup, WeightsHead
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _OpenGroup:
+    """A group in progress: its slot and prompt, and its completions by number."""
+
+    slot: int
+    prompt: Prompt
+    ids: Ids
+    draws: dict[int, Draw] = field(default_factory=dict)
 
 
 class Rollout:
@@ -28,15 +42,31 @@ class Rollout:
         stop: Callable[[], bool],
         news: Callable[[], Update | None] = no_news,
     ) -> list[RolloutRecord]:
-        """Return sealed groups for these slots, in order. Slow: run it in a thread.
+        """Return sealed groups for these slots, in order. Slow: run it in a thread."""
+        found = {group.slot: group for group in self.stream(head, [slots], stop, news)}
+        return [found[slot] for slot in slots if slot in found]
 
-        Weights that `news` returns are applied while completions run; each token names the head
-        that it was drawn under.
+    def stream(
+        self,
+        head: Opened[WeightsHead],
+        blocks: Iterable[Sequence[int]],
+        stop: Callable[[], bool],
+        news: Callable[[], Update | None] = no_news,
+    ) -> Iterator[RolloutRecord]:
+        """Yield sealed groups, each as its last completion ends. Slow: run it in a thread.
+
+        A further block of slots is taken when rows of the engine fall free. Weights that `news`
+        returns are applied while completions run; each token names the head that it was drawn
+        under.
+
+        A slot whose environment fails is void: it has no group.
         """
-        head_id = head.id
-        if self._engine.loaded not in {None, head_id}:
+        if self._engine.loaded not in {None, head.id}:
             raise DefectError("the engine holds the weights of another head than the slots'")
-        heads = [head_id]
+        heads = [head.id]
+        open_groups: list[_OpenGroup | None] = []
+        prompts: list[Prompt] = []
+        ended = 0
 
         def note() -> Update | None:
             update = news()
@@ -44,42 +74,73 @@ class Rollout:
                 heads.append(update.head_id)
             return update
 
-        keys = [self._run.slot_key(head_id, self._identity.public, slot) for slot in slots]
-        prompts = self._run.prompts(keys)
-        size = self._run.manifest.sampling.group_size
-        limits = self._run.limits
-        requests = [SlotRequest(ids, key, size, limits) for key, (_, ids) in zip(keys, prompts, strict=True)]
-        groups: list[dict[int, Draw]] = [{} for _ in slots]
-        for finished in self._engine.generate(requests, stop=stop, news=note):
-            groups[finished.request][finished.completion] = finished.draw
-        records = []
-        for slot, (prompt, ids), draws in zip(slots, prompts, groups, strict=True):
-            later = {span.head_id for draw in draws.values() for span in draw.spans} - {head_id}
-            used = (head_id, *(head for head in heads if head in later))
-            rewards = self._claims(prompt, [draws[index] for index in range(size)])
-            group = TrajectoryGroup.of(
-                prompt=ids,
-                completions=[self._completion(draws[index], used, rewards[index]) for index in range(size)],
-                engine=self._engine.engine_class,
-                heads=used,
-                slot=slot,
-                vocabulary=self._run.manifest.model.vocab_size,
+        def requests() -> Iterator[SlotRequest]:
+            source = iter(blocks)
+            # A further block is taken once rows are known to fall free: a caller that lists the
+            # requests before it draws has the first block alone.
+            while (ended or not open_groups) and (block := next(source, None)) is not None:
+                for group, request in self._requests(head.id, block):
+                    open_groups.append(group)
+                    prompts.append(group.prompt)
+                    yield request
+
+        respond = responder(self._run, prompts) or no_environment
+        for finished in self._engine.generate(requests(), stop=stop, news=note, respond=respond):
+            ended += 1
+            group = open_groups[finished.request]
+            if group is None:
+                raise DefectError(f"completion {finished.completion} of a group that is sealed")
+            group.draws[finished.completion] = finished.draw
+            if len(group.draws) == self._run.manifest.sampling.group_size:
+                open_groups[finished.request] = None  # it may be long, and is needed no more
+                yield from self._sealed(head, group, heads)
+
+    def _requests(self, head: bytes, slots: Sequence[int]) -> Iterator[tuple[_OpenGroup, SlotRequest]]:
+        """Yield the groups of some slots with their requests; prompts are made together."""
+        keys = [self._run.slot_key(head, self._identity.public, slot) for slot in slots]
+        size, limits = self._run.manifest.sampling.group_size, self._run.limits
+        for slot, key, (prompt, ids) in zip(slots, keys, self._run.prompts(keys), strict=True):
+            yield (
+                _OpenGroup(slot, prompt, ids),
+                SlotRequest(ids, key, size, limits, turns=self._run.turn_rules),
             )
-            envelope = Envelope.seal(group, self._identity, self._run.id)
-            records.append(RolloutRecord.of(envelope, group, head.message.step, prompt))
-        return records
 
-    def _claims(self, prompt: Prompt, draws: Sequence[Draw]) -> Sequence[float | None]:
-        """Return the rewards to claim: none in a run whose contract may not be pure."""
-        if not self._run.has_claims:
-            return [None] * len(draws)
-        return [score.value for score in self._run.scores(prompt, [draw.ids for draw in draws])]
-
-    @staticmethod
-    def _completion(draw: Draw, heads: tuple[bytes, ...], reward: float | None) -> Completion:
-        cuts = [*(span.start for span in draw.spans), len(draw.ids)]
-        stretches = tuple(
-            Stretch(start, end, heads.index(span.head_id))
-            for span, (start, end) in zip(draw.spans, itertools.pairwise(cuts), strict=True)
+    def _sealed(
+        self, head: Opened[WeightsHead], group: _OpenGroup, heads: Sequence[bytes]
+    ) -> Iterator[RolloutRecord]:
+        """Yield the sealed group, unless its slot is void."""
+        draws = [group.draws[number] for number in sorted(group.draws)]
+        later = {span.head_id for draw in draws for span in draw.spans} - {head.id, None}
+        used = (head.id, *(each for each in heads if each in later))
+        completions = self._completions(group.slot, group.prompt, draws, used)
+        if completions is None:
+            return
+        message = TrajectoryGroup.of(
+            prompt=group.ids,
+            completions=completions,
+            engine=self._engine.engine_class,
+            heads=used,
+            slot=group.slot,
+            vocabulary=self._run.manifest.model.vocab_size,
         )
-        return Completion(draw.ids, draw.logprobs, draw.finish, reward, stretches)
+        envelope = Envelope.seal(message, self._identity, self._run.id)
+        yield RolloutRecord.of(envelope, message, head.message.step, group.prompt)
+
+    def _completions(
+        self, slot: int, prompt: Prompt, draws: Sequence[Draw], heads: tuple[bytes, ...]
+    ) -> list[Completion] | None:
+        """Return the completions of a slot with claimed rewards; None if it is void.
+
+        Before anybody else does, the environment is asked again: what does not repeat is not sent.
+        """
+        try:
+            answers = scorable(self._run, prompt, draws)
+        except ContractError as error:
+            log.warning("slot %d is void: %s", slot, error)
+            return None
+        rewards: Sequence[float | None] = [None] * len(draws)
+        if self._run.has_claims:
+            rewards = [score.value for score in self._run.scores(prompt, answers)]
+        return [
+            completion_of(self._run, draw, heads, reward) for draw, reward in zip(draws, rewards, strict=True)
+        ]

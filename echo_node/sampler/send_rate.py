@@ -95,6 +95,13 @@ class SendRate:
         self._rate = self._rate or None
         self._notify()
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether more groups are wanted now."""
+        self._catch_up()
+        is_ahead = self._rate is not None and self._ahead > _NEARLY_NOTHING
+        return not (self.is_quiet or len(self._waiting) >= self._most or self._rate == 0 or is_ahead)
+
     async def wait(self) -> None:
         """Wait until more groups are wanted; generation time counts towards the rate."""
         await trio.lowlevel.checkpoint()

@@ -22,9 +22,10 @@ class ThroughputMonitor:
         self._step_seconds = 0.0
         self._last: tuple[int, float] | None = None
 
-    def record_call(self, groups: int, seconds: float) -> None:
-        """Record an engine call that made this many groups."""
-        self._call_seconds = _blend(self._call_seconds, seconds, first=self._calls == 0)
+    def record_call(self, groups: int, seconds: float, longest: float | None = None) -> None:
+        """Record an engine call that made this many groups so far, one of them in `longest`."""
+        longest = seconds if longest is None else longest
+        self._call_seconds = _blend(self._call_seconds, longest, first=self._calls == 0)
         self._group_seconds = _blend(self._group_seconds, seconds / max(groups, 1), first=self._calls == 0)
         self._calls += 1
 
@@ -50,8 +51,8 @@ class ThroughputMonitor:
         if self._call_seconds <= allowed:
             return None
         return (
-            f"this machine is too slow for this run: a call takes {self._call_seconds:.1f} s, and its"
-            f" groups are stale after {allowed:.1f} s"
+            f"this machine is too slow for this run: a group takes {self._call_seconds:.1f} s, and"
+            f" is stale after {allowed:.1f} s"
             f" ({self._staleness + 1} steps of {self._step_seconds:.1f} s); "
             f"{'fewer --slots may help, or another run' if self._staleness else 'another run may suit it better'}"
         )

@@ -22,7 +22,10 @@ _HEX = 64
 
 
 class DamagedBlobError(StoreError):
-    """A blob file with other bytes than its hash says. It was removed, to be fetched again."""
+    """A blob file with other bytes than its hash says.
+
+    It was removed, to be fetched again.
+    """
 
 
 class BlobDir:

@@ -60,12 +60,18 @@ class UnusableFileError(StoreError):
 
 
 def connect(path: Path, spec: DatabaseSpec) -> sqlite3.Connection:
-    """Connect without any check, as a second reader of an open file. Raises `sqlite3.Error`."""
+    """Connect without any check, as a second reader of an open file.
+
+    Raises `sqlite3.Error`.
+    """
     return sqlite3.connect(path, timeout=spec.busy_seconds, isolation_level=None, check_same_thread=False)
 
 
 def open_database(path: Path, spec: DatabaseSpec) -> sqlite3.Connection:
-    """Open or make the file, check its marks and bring it to the newest version. Blocks."""
+    """Open or make the file, check its marks and bring it to the newest version.
+
+    Blocks.
+    """
     with explain_errors(path, spec, "opening"):
         connection = connect(path, spec)
         try:
@@ -235,7 +241,10 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 @asynccontextmanager
 async def open_sqlite(path: Path, spec: DatabaseSpec) -> AsyncGenerator[SqliteFile]:
-    """Open or make the file in an existing folder. Raises `StoreError` if it cannot be used."""
+    """Open or make the file in an existing folder.
+
+    Raises `StoreError` if it cannot be used.
+    """
     file = SqliteFile(path, spec)
     try:
         await file.start()

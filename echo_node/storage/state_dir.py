@@ -2,6 +2,7 @@
 
 key               the node's private key
 backed-up         peer id whose key has a backup
+allowed-code      hashes of runs' code to which the user has consented
 peers.sqlite      address book for the next start
 runs/ID/          files of each run: weights, outbox, ledger, step records
 control           socket of the running node
@@ -21,7 +22,7 @@ from typing import Final
 
 from echo_node.errors import StoreError, boundary
 from echo_node.identity.keyfile import load_or_create
-from echo_node.storage.files import open_plain
+from echo_node.storage.files import open_plain, write_whole
 from protocol import Identity
 
 FORMAT: Final = 1
@@ -69,6 +70,20 @@ class StateDir:
         """Note that the user has a backup of this peer id's key."""
         with boundary(StoreError, f"writing {self.backup_mark}", advice=_ADVICE):
             self.backup_mark.write_text(f"{peer_id}\n")
+
+    @property
+    def allowed_code(self) -> frozenset[str]:
+        """Hashes of code to which the user has consented."""
+        file = self.path / "allowed-code"
+        with boundary(StoreError, f"reading {file}", advice=_ADVICE):
+            return frozenset(file.read_text("utf-8", "replace").split()) if file.is_file() else frozenset()
+
+    def allow_code(self, code_hash: str) -> None:
+        """Note that the user has consented to code of this hash."""
+        known = self.allowed_code
+        if code_hash not in known:
+            text = "".join(f"{each}\n" for each in sorted({*known, code_hash}))
+            write_whole(self.path / "allowed-code", text.encode(), durable=True)
 
     def size(self) -> int:
         """Return the bytes used on disk, without holes. Blocks."""
@@ -133,7 +148,10 @@ def is_in_use(path: Path) -> bool:
 
 
 def format_of(path: Path) -> int | None:
-    """Return the format of the state in this folder; None if there is none. Writes nothing."""
+    """Return the format of the state in this folder; None if there is none.
+
+    Writes nothing.
+    """
     with boundary(StoreError, f"looking at {path}", advice=_ADVICE):
         if not _is_unmarked(path):
             return _format(path, FORMAT)
@@ -174,7 +192,10 @@ def _begun(path: Path) -> int:
 
 
 def _is_unmarked(path: Path) -> bool:
-    """Return whether the format is not written yet. A power cut may leave an empty file."""
+    """Return whether the format is not written yet.
+
+    A power cut may leave an empty file.
+    """
     mark = path / "format"
     return not mark.exists() or (mark.is_file() and not mark.stat().st_size)
 

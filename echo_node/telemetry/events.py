@@ -13,6 +13,7 @@ import trio
 
 from echo_node.net.base import Mute, Network
 from echo_node.net.libp2p import Libp2pNetwork
+from echo_node.telemetry.evaluations import Evaluation
 from echo_node.telemetry.metrics import StepRecord
 from echo_node.telemetry.snapshot import Snapshot
 from protocol import peer_id
@@ -85,6 +86,14 @@ class StepEvents:
             heads=sorted({group.head.hex() for group in record.groups}),
             waited_seconds=round(record.waited_seconds, 3),
             step_seconds=round(record.step_seconds, 3),
+        )
+
+    def write_evaluation(self, found: Evaluation) -> None:
+        self.events.emit(
+            "evaluation",
+            f"version {found.version} (step {found.step}): held-out reward {found.reward:.3f} ± {found.error:.3f}"
+            f" on {found.prompts} prompts, in {found.seconds:.1f} s",
+            **found.plain(),
         )
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from echo_node.errors import ConfigError, StoreError, boundary
+from echo_node.telemetry.evaluations import Evaluation
 from echo_node.telemetry.metrics import StepRecord, Writer
 
 _LEFT_OUT: Final = frozenset({"step", "head", "groups", "dropped", "staleness", "by_sampler", "number"})
@@ -32,6 +33,12 @@ def figures(record: StepRecord) -> dict[str, float]:
     return flat
 
 
+def evaluation_figures(found: Evaluation) -> dict[str, float]:
+    """Return the scalar figures of an evaluation by metric name."""
+    names = ("reward", "error", "prompts", "seconds", "version", "step")
+    return {f"evaluation/{name}": float(getattr(found, name)) for name in names}
+
+
 class TensorBoardWriter:
     """Event files in a folder, for `tensorboard --logdir`."""
 
@@ -45,6 +52,11 @@ class TensorBoardWriter:
             for name, value in figures(record).items():
                 self._events.add_scalar(name, value, record.number)
 
+    def write_evaluation(self, found: Evaluation) -> None:
+        with boundary(StoreError, "writing to TensorBoard"):
+            for name, value in evaluation_figures(found).items():
+                self._events.add_scalar(name, value, found.step)
+
     def close(self) -> None:
         self._events.close()
 
@@ -54,6 +66,8 @@ class _Tracker:
 
     def __init__(self, package: str, run: str, **options: Any) -> None:
         self._package = package
+        self._number = 0
+        """Number of the last step that was logged."""
         module = _installed(package)
         with (
             boundary(ConfigError, f"starting {package}", advice=f"does `{package}` work by itself here?"),
@@ -64,6 +78,12 @@ class _Tracker:
     def write(self, record: StepRecord) -> None:
         with boundary(StoreError, f"writing to {self._package}"):
             self._run.log(figures(record), step=record.number)
+        self._number = record.number
+
+    def write_evaluation(self, found: Evaluation) -> None:
+        """Log under the last step, since a tracker takes no earlier one; the figures name it."""
+        with boundary(StoreError, f"writing to {self._package}"):
+            self._run.log(evaluation_figures(found), step=self._number)
 
     def close(self) -> None:
         with boundary(StoreError, f"closing {self._package}"), redirect_stdout(sys.stderr):

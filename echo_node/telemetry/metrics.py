@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from echo_node.errors import StoreError, boundary
+from echo_node.telemetry.evaluations import Evaluation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,6 +94,9 @@ class Writer(Protocol):
     def write(self, record: StepRecord) -> None:
         """Write one record, soon after its step."""
 
+    def write_evaluation(self, found: Evaluation) -> None:
+        """Write the evaluation of a version, which may be older than the last step."""
+
     def close(self) -> None:
         """Close the sink after the last record."""
 
@@ -107,6 +111,10 @@ class JsonLines:
         with boundary(StoreError, f"writing to {self._file}"), self._file.open("a") as lines:
             lines.write(json.dumps(record.plain()) + "\n")
 
+    def write_evaluation(self, found: Evaluation) -> None:
+        with boundary(StoreError, f"writing to {self._file}"), self._file.open("a") as lines:
+            lines.write(json.dumps({"evaluation": found.plain()}) + "\n")
+
     def close(self) -> None:
         """Do nothing: the file is closed between two lines."""
 
@@ -116,12 +124,19 @@ class Records:
 
     def __init__(self, file: Path | None = None, *, writers: Iterable[Writer] = ()) -> None:
         self.steps: list[StepRecord] = []
+        self.evaluations: list[Evaluation] = []
+        """Evaluations on held-out prompts, in the order in which they were made."""
         self._writers: list[Writer] = [*([JsonLines(file)] if file else ()), *writers]
 
     def add(self, record: StepRecord) -> None:
         self.steps.append(record)
         for writer in self._writers:
             writer.write(record)
+
+    def add_evaluation(self, found: Evaluation) -> None:
+        self.evaluations.append(found)
+        for writer in self._writers:
+            writer.write_evaluation(found)
 
     def recall(self, earlier: Iterable[StepRecord]) -> None:
         """Add records of an earlier process that are not here yet."""

@@ -8,20 +8,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any, Final
 
 from echo_node.storage.sqlite import DatabaseSpec, explain_errors, open_database, open_reader
+from echo_node.telemetry.evaluations import Evaluation
 from echo_node.telemetry.metrics import StepRecord, TrainedGroup
 
 _APART: Final = ("groups", "dropped")
 _PLAIN: Final = tuple(field.name for field in dataclasses.fields(StepRecord) if field.name not in _APART)
-_TYPES: Final = {"int": "INTEGER", "float": "REAL", "bytes": "BLOB"}
+_TYPES: Final = {"int": "INTEGER", "float": "REAL", "bytes": "BLOB", "str": "TEXT"}
 _COLUMNS: Final = ", ".join(
     f"{field.name} {_TYPES[str(field.type)]} NOT NULL{' PRIMARY KEY' if field.name == 'number' else ''}"
     for field in dataclasses.fields(StepRecord)
     if field.name not in _APART
 )
+_MEASURED: Final = tuple(field.name for field in dataclasses.fields(Evaluation))
+
+
+def _add_evaluations(file: sqlite3.Connection) -> None:
+    columns = ", ".join(
+        f"{field.name} {_TYPES[str(field.type)]} NOT NULL{' PRIMARY KEY' if field.name == 'version' else ''}"
+        for field in dataclasses.fields(Evaluation)
+    )
+    file.execute(f"CREATE TABLE IF NOT EXISTS evaluations ({columns})")
+
+
 _DATABASE: Final = DatabaseSpec(
     name="records",
     mark=0x4563_5245,
@@ -37,6 +50,7 @@ _DATABASE: Final = DatabaseSpec(
                 SELECT hex(sampler) AS sampler, count(*) AS groups, count(DISTINCT number) AS steps FROM trained GROUP BY sampler""",
         ),
     },
+    additions=_add_evaluations,
     durable=False,  # a process that is killed loses nothing; a power cut may cost steps that the journal has
     checked=False,
     expendable="training does not need it",
@@ -67,6 +81,13 @@ class StepDb:
                     (record.number, place, each.id, each.sampler, each.slot, each.head, each.step)
                     for place, each in enumerate(record.groups)
                 ],
+            )
+
+    def write_evaluation(self, found: Evaluation) -> None:
+        with explain_errors(self._path, _DATABASE, "using"), self._file:
+            self._file.execute(
+                f"INSERT OR REPLACE INTO evaluations VALUES ({', '.join('?' * len(_MEASURED))})",  # noqa: S608 - only marks
+                [getattr(found, name) for name in _MEASURED],
             )
 
     def close(self) -> None:

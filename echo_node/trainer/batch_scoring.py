@@ -1,8 +1,9 @@
 """Score a batch: rewards by the contract, and the trainer's own check of a share.
 
-Every reward is computed here, whatever the sampler claimed. A group that is condemned, that claims
-other rewards than the contract gives, or that the contract cannot score, is left out with its
-reason. A claim that two fresh jails refute condemns its group, and mutes its sampler.
+Every reward is computed here, whatever the sampler claimed, and every reply of an environment. A
+group that is condemned, that has other replies or claims other rewards than the contract gives, or
+that the contract cannot score, is left out with its reason. A claim or a reply that two fresh jails
+refute condemns its group, and mutes its sampler.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import trio
 from echo_node.errors import ContractError
 from echo_node.rollouts import claims
 from echo_node.rollouts.record import RolloutRecord
-from echo_node.runs.run import Run
+from echo_node.runs.episodes import EpisodeReplay, is_proven
+from echo_node.runs.run import Run, Scorable
 from echo_node.trainer.journal import Finding, TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.verdict_listener import VerdictEnforcer
@@ -56,9 +58,10 @@ class BatchScorer:
         await self._check_contested()
         checked = await self._check_share(groups)
         scored, left_out, lies = await trio.to_thread.run_sync(self._score, checked)
-        for group in (each for each, reason in left_out.items() if reason == "wrong-reward"):
-            self._receipts.withdraw(group, "wrong-reward")
-            self._left_out["wrong-reward"] += 1
+        for group, reason in left_out.items():
+            if reason != "contract-failed":
+                self._receipts.withdraw(group, reason)
+                self._left_out[reason] += 1
         if lies:
             scored, left_out = await self._punish(lies, scored, left_out)
         await self._enforcer.flush()
@@ -93,12 +96,12 @@ class BatchScorer:
 
     async def _punish(
         self,
-        lies: Sequence[RolloutRecord],
+        lies: Sequence[tuple[RolloutRecord, str]],
         scored: tuple[RolloutRecord, ...],
         left_out: dict[bytes, str],
     ) -> tuple[tuple[RolloutRecord, ...], dict[bytes, str]]:
-        """Condemn groups that lie about their rewards, and drop what else their samplers sent."""
-        bad = await self._apply([self._policy.condemn(group, "wrong-reward") for group in lies], scored)
+        """Condemn groups that lie about rewards or replies; drop what else their samplers sent."""
+        bad = await self._apply([self._policy.condemn(*lie) for lie in lies], scored)
         return tuple(group for group in scored if group.id not in bad), left_out | bad
 
     async def _apply(self, findings: Sequence[Finding], groups: Sequence[RolloutRecord]) -> dict[bytes, str]:
@@ -125,18 +128,28 @@ class BatchScorer:
 
     def _score(
         self, groups: Sequence[RolloutRecord]
-    ) -> tuple[tuple[RolloutRecord, ...], dict[bytes, str], list[RolloutRecord]]:
-        """Return scored groups, those left out and why, and those whose claims are lies.
+    ) -> tuple[tuple[RolloutRecord, ...], dict[bytes, str], list[tuple[RolloutRecord, str]]]:
+        """Return scored groups, those left out and why, and proven lies with their reasons.
 
         Blocks while the contract runs: call it in a thread.
         """
         scored: list[RolloutRecord] = []
         left_out: dict[bytes, str] = {}
-        lies: list[RolloutRecord] = []
+        lies: list[tuple[RolloutRecord, str]] = []
         for group in groups:
             completions = group.message.completions()
             try:
-                scores = self._run.scores(group.prompt, [each.ids for each in completions])
+                answers: Sequence[Scorable] = [each.ids for each in completions]
+                if self._run.turn_rules is not None:
+                    episodes = EpisodeReplay(self._run, group.prompt, completions)
+                    if (found := episodes.breach()) is not None:
+                        left_out[group.id] = found.reason
+                        if is_proven(self._run, group.prompt, completions, found):
+                            log.warning("group %s lies: %s", group.id.hex()[:16], found.what)
+                            lies.append((group, found.reason))
+                        continue
+                    answers = episodes.turns
+                scores = self._run.scores(group.prompt, answers)
             except ContractError as error:  # completions are untrusted text: none may stop the trainer
                 log.warning("a group is left out of its batch: %s", error)
                 left_out[group.id] = "contract-failed"
@@ -147,7 +160,7 @@ class BatchScorer:
                 left_out[group.id] = "wrong-reward"
                 if lie := claims.find_lie(self._run, group):
                     log.warning("group %s lies: %s", group.id.hex()[:16], lie)
-                    lies.append(group)
+                    lies.append((group, "wrong-reward"))
                 continue
             scored.append(replace(group, rewards=rewards))
         return tuple(scored), left_out, lies

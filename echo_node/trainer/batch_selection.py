@@ -16,7 +16,7 @@ from echo_node.runs.engine_shares import ClassShares
 
 
 class Entrance(Enum):
-    """Whether a group may go into a batch."""
+    """Eligibility of a group for a batch."""
 
     OPEN = "open"
     BOUNDED = "bounded"

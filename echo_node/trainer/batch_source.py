@@ -53,6 +53,8 @@ class BatchRequest:
     """Samplers that may be asked under that head."""
     patience: float = math.inf
     """Seconds to wait before `NoBatchError`."""
+    count: int | None = None
+    """Groups that are missing; None: all of a batch."""
 
 
 class BatchSource(Protocol):
@@ -87,7 +89,7 @@ class SwarmSource:
         """Return a batch, however long that takes."""
         patience = NOBODY_SECONDS
         while True:
-            source = self._gossip if self._run.is_async(request.head.message.version) else self._sequential
+            source = self._gossip if self._run.is_async(self._heads.version) else self._sequential
             try:
                 batch = await source.next_batch(
                     replace(request, roster=self._without_muted(request.roster), patience=patience)

@@ -34,6 +34,8 @@ LONGEST_HEADER: Final = 16 << 20
 MOST_TENSORS: Final = 1 << 16
 LARGEST_STEP: Final = 2**53 - 1
 LARGEST_FILE: Final = 1 << 40
+HEAD_VERSION: Final = "head_version"
+"""Note of a checkpoint with the version that was published when it was made."""
 _OPENING: Final = b'{"__metadata__":{"blake3":"'
 _HASH: Final = slice(8 + len(_OPENING), 8 + len(_OPENING) + 64)
 """Position of the hash, after the header's length.

@@ -57,13 +57,14 @@ class Order(IntEnum):
 
     STAY = 0
     OPEN = 1
-    STEP = 2
-    PUBLISHED = 3
-    CHECKPOINT = 4
-    RESTORE = 5
-    ADOPT = 6
-    CLOSE = 7
-    END = 8
+    ACCUMULATE = 2
+    UPDATE = 3
+    PUBLISHED = 4
+    CHECKPOINT = 5
+    RESTORE = 6
+    ADOPT = 7
+    CLOSE = 8
+    END = 9
 
 
 class Ranks:
@@ -176,9 +177,13 @@ class LeadingStep(TrainStep):
             here = _device(device)
             super().__init__(folder, settings, threads=threads, device=str(here), shards=FsdpSharded(here))
 
-    def step(self, batch: Sequence[TrainingGroup]) -> StepFigures:
-        with self._orders.give(Order.STEP, write_batch(batch)):
-            return super().step(batch)
+    def accumulate(self, batch: Sequence[TrainingGroup]) -> None:
+        with self._orders.give(Order.ACCUMULATE, write_batch(batch)):
+            super().accumulate(batch)
+
+    def update(self) -> StepFigures:
+        with self._orders.give(Order.UPDATE):
+            return super().update()
 
     def published(self) -> dict[str, Tensor]:
         with self._orders.give(Order.PUBLISHED):
@@ -238,9 +243,17 @@ def _obey(step: TrainStep | None, order: Order, payload: bytes) -> TrainStep | N
             return None
     if step is None:
         raise EngineError(f"rank 0 ordered {order.name}, and no step is open")
+    _call(step, order, payload)
+    return step
+
+
+def _call(step: TrainStep, order: Order, payload: bytes) -> None:
+    """Execute an order to the step that is open."""
     match order:
-        case Order.STEP:
-            step.step(read_batch(payload))
+        case Order.ACCUMULATE:
+            step.accumulate(read_batch(payload))
+        case Order.UPDATE:
+            step.update()
         case Order.PUBLISHED:
             step.published()
         case Order.CHECKPOINT:
@@ -250,7 +263,6 @@ def _obey(step: TrainStep | None, order: Order, payload: bytes) -> TrainStep | N
         case Order.ADOPT:
             state = from_bytes(payload, blame=DefectError)
             step.adopt(state.tensors, version=state.step)
-    return step
 
 
 def _device(requested: str) -> torch.device:
@@ -274,6 +286,8 @@ def write_batch(batch: Sequence[TrainingGroup]) -> bytes:
                 group.current,
                 float(group.sigma),
                 float(group.gap_cap),
+                [bool(cut) for cut in group.truncated],
+                group.drawn and [raw(drawn, "|b1") for drawn in group.drawn],
             ]
             for group in batch
         ]
@@ -287,7 +301,12 @@ def read_batch(data: bytes) -> list[TrainingGroup]:
             np.frombuffer(prompt_ids, "<i8"),
             [np.frombuffer(each, "<i8") for each in ids],
             [np.frombuffer(each, "<f8") for each in mu],
-            *rest,
+            rewards,
+            current,
+            sigma,
+            gap_cap,
+            truncated,
+            drawn and [np.frombuffer(each, "|b1") for each in drawn],
         )
-        for prompt_ids, ids, mu, *rest in msgpack.unpackb(data)
+        for prompt_ids, ids, mu, rewards, current, sigma, gap_cap, truncated, drawn in msgpack.unpackb(data)
     ]

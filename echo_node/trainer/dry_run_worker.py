@@ -7,6 +7,7 @@ at the end the gaps that it measured, or why the model is refused.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -36,6 +37,17 @@ from echo_node.engine.base import (
 )
 from echo_node.engine.engine_classes import EngineSpec, make_engine
 from echo_node.errors import ConfigError, EchoError, boundary
+from echo_node.models.adapter import (
+    PREFIX,
+    SETTINGS,
+    WEIGHTS,
+    adapter_tensors,
+    base_shapes,
+    map_weights,
+    read_adapter,
+    settings_file,
+    write_first_adapter,
+)
 from echo_node.models.families import check_family, read_config, window_of
 from echo_node.models.folder import map_folder
 from echo_node.runs.algorithm import StepSettings
@@ -78,6 +90,7 @@ def try_model(folder: Path, classes: Mapping[str, float], temperature: float) ->
     if size > LARGEST or (window is not None and window > sum(_PROMPTS)):
         with tempfile.TemporaryDirectory(prefix="echo-dry-run-") as cut:
             write_cut_model(folder, Path(cut))
+            _write_cut_adapter(folder, Path(cut))
             unbounded = dict.fromkeys(classes, math.inf)  # a random model is no measure of distances
             for name, gap in _pass_through(family, Path(cut), unbounded, temperature).items():
                 gaps[name] = max(gap, gaps.get(name, 0.0))
@@ -88,7 +101,7 @@ def _pass_through(
     family: str, folder: Path, classes: Mapping[str, float], temperature: float
 ) -> dict[str, float]:
     say(doing=f"dry run: loading the {family} model")
-    before = from_mapped(map_folder(folder))
+    before = from_mapped(map_weights(folder))
     config = read_config(folder)
     vocabulary = int(config["vocab_size"])
     limits = SamplingLimits(24, temperature, frozenset(), vocabulary)
@@ -143,12 +156,24 @@ class _Eager:
         )
         self._model.eval()
         self._limits = limits
+        self._adapter = read_adapter(folder)
+        self._base = (
+            {}
+            if self._adapter is None
+            else {name: weight.clone() for name, weight in self._model.named_parameters()}
+        )
 
     @torch.no_grad()
     def load(self, state: State) -> None:
+        """Take weights over; an adapter is added to the base's own, in float32."""
         for name, weight in self._model.named_parameters():
-            bits = np.frombuffer(state[name].data, np.int16).copy()
-            weight.copy_(torch.from_numpy(bits).view(torch.bfloat16).view(weight.shape))
+            if self._adapter is None:
+                weight.copy_(_floats(state[name]))
+                continue
+            module = PREFIX + name.removesuffix(".weight")
+            if (low := state.get(f"{module}.lora_A.weight")) is not None:
+                product = _floats(state[f"{module}.lora_B.weight"]) @ _floats(low)
+                weight.copy_(self._base[name] + self._adapter.scale * product)
 
     def log_probs(self, prompt: Ids, ids: Ids) -> NDArray[np.float32]:
         """Return the log-probability of each token after a prompt."""
@@ -166,6 +191,22 @@ class _Eager:
         whole = torch.from_numpy(np.concatenate((prompt, ids)))[None]
         logits: Tensor = self._model(whole).logits[0, len(prompt) - 1 : -1, : self._limits.vocab_size]
         return logits
+
+
+def _floats(tensor: TensorBytes) -> Tensor:
+    bits = torch.from_numpy(np.frombuffer(tensor.data, np.int16).copy())
+    return bits.view(torch.bfloat16).view(tensor.shape).float()
+
+
+def _write_cut_adapter(folder: Path, cut: Path) -> None:
+    """Give a cut model an adapter of the same targets."""
+    if (settings := read_adapter(folder)) is None:
+        return
+    shapes = base_shapes(cut)
+    rank = min(settings.rank, *(min(shape) for shape in shapes.values() if len(shape) == 2))
+    settings = dataclasses.replace(settings, rank=rank, alpha=settings.scale * rank)
+    (cut / SETTINGS).write_bytes(settings_file(settings))
+    write_first_adapter(cut / WEIGHTS, adapter_tensors(shapes, settings), b"dry run")
 
 
 def _requests(limits: SamplingLimits, context: int) -> list[SlotRequest]:

@@ -8,7 +8,7 @@ the communication: no collective is written here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,13 @@ T = TypeVar("T")
 
 
 class FsdpSharded(Unsharded):
-    """The shard of this process, in an open process group."""
+    """The shard of this process, in an open process group.
+
+    Weights stay float32: FSDP adds gradients up in the type of the sharded weight.
+    """
+
+    only_f32: ClassVar[bool] = True
+    is_whole: ClassVar[bool] = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -115,12 +115,20 @@ class GossipSource:
             if self._fetcher is None:
                 groups = [group for group in groups if not is_reference(group)]
             else:
-                groups = await self._fetcher.groups_of(groups, message.sender)
+                is_accepted = self._admission.accepts_from(message.sender)
+                groups = await self._fetcher.groups_of(groups, message.sender, is_accepted=is_accepted)
         for group, why in zip(groups, await self._take(groups), strict=True):
             # A group that was taken comes again when its receipt got lost.
             if why is not None and not self._receipts.has_taken(group.id):
                 self._blame(message.sender, group, why)
         return self._receipts.answer((envelope.id for envelope in groups), announced)
+
+    @property
+    def progress(self) -> str | None:
+        """Return how far the batch is that is waited for, in words; None if none is."""
+        if self._missing_since is None:
+            return None
+        return f"{min(len(self._buffer), self._batch)} of {self._batch} groups have arrived"
 
     async def next_batch(self, request: BatchRequest) -> tuple[RolloutRecord, ...]:
         """Return a batch for the policy at a step as soon as there is one.
@@ -132,7 +140,7 @@ class GossipSource:
         lacking_since = math.inf
         while True:
             await self._drop(self._buffer.expire(step), "stale")
-            if batch := self._buffer.draw(self._batch, step):
+            if batch := self._buffer.draw(request.count or self._batch, step):
                 self._missing_since = None
                 return batch
             seen = self._buffer.changed.count

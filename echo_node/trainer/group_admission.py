@@ -40,8 +40,22 @@ class GroupAdmission:
         """Tokens admitted per second."""
 
     def judge(self, envelope: Envelope) -> RolloutRecord | Refused:
-        """Admit a group that the leader requested, or return why it is refused."""
-        return self._by_verdicts(self._admission.judge(envelope), vouched=True)
+        """Admit a group that the leader requested, or return why it is refused.
+
+        Of a sampler that left requests unanswered only a share is vouched for.
+        """
+        judged = self._admission.judge(envelope)
+        vouched = False
+        if isinstance(judged, RolloutRecord):
+            self._settle()
+            self.announced.arrived(judged.head, judged.sampler, judged.slot)
+            vouched = self.announced.trusts_next(judged.sampler)
+        return self._by_verdicts(judged, vouched=vouched)
+
+    def requested(self, head: bytes, sampler: bytes, until: int) -> None:
+        """Count slots that a sampler was asked for, and did not fill, as holes."""
+        self._settle()
+        self.announced.requested(head, sampler, until)
 
     async def judge_all(self, envelopes: Sequence[Envelope]) -> list[RolloutRecord | Refused]:
         """Admit several groups, in their order."""
@@ -95,7 +109,7 @@ class GroupAdmission:
 
     def accepts_from(self, sampler: bytes) -> bool:
         """Return whether groups of a sampler are accepted at all."""
-        return self._admission.is_member(sampler) and not self._policy.is_muted(sampler)
+        return self._admission.accepts_from(sampler) and not self._policy.is_muted(sampler)
 
     def _by_verdicts(self, judged: RolloutRecord | Refused, *, vouched: bool) -> RolloutRecord | Refused:
         if isinstance(judged, RolloutRecord):

@@ -25,7 +25,8 @@ class GrpoTally:
     """Sums over completions and tokens; tallies of micro-batches add up.
 
     Of completions: how many there were, and of them vetoed, masked out by the geometric mask
-    (`mistrusted`) and in groups of equal rewards that were skipped. Of tokens in what is left:
+    (`mistrusted`), in groups of equal rewards that were skipped, and `overlong` ones that were
+    filtered out. Of tokens in what is left:
     those that icepop `masked`, and those that were learnt from, over which the rest is summed:
     `clipped` by the clip, `truncated` by the cap on w, and sums of π_θ/μ, its square, its mismatch,
     the entropy and the divergence from the reference.
@@ -44,6 +45,7 @@ class GrpoTally:
     mismatch: float = 0.0
     entropy: float = 0.0
     divergence: float = 0.0
+    overlong: int = 0
 
     def __add__(self, other: GrpoTally) -> GrpoTally:
         return GrpoTally(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -121,6 +123,19 @@ def advantages(rewards: Sequence[float], kind: Literal["mean", "normalised"]) ->
         return centred
     spread = (sum(value * value for value in centred) / len(centred)) ** 0.5
     return [value / (spread + SPREAD_FLOOR) for value in centred]
+
+
+def shaped_rewards(
+    rewards: Sequence[float], lengths: Sequence[int], settings: GrpoSettings
+) -> Sequence[float]:
+    """Return rewards less DAPO's soft penalty for completions near the longest."""
+    if not settings.overlong_buffer:
+        return rewards
+    free = settings.completion_limit - settings.overlong_buffer
+    return [
+        reward - settings.overlong_penalty * min(1.0, max(0, length - free) / settings.overlong_buffer)
+        for reward, length in zip(rewards, lengths, strict=True)
+    ]
 
 
 def teaches(rewards: Sequence[float], settings: GrpoSettings) -> bool:

@@ -2,7 +2,8 @@
 
 A group comes through many doors: gossip, a delivery, a reference, an answer, the journal. Whatever
 the door, it is listed here, since only what a verifier could draw lots over may be used on trust.
-A group that nobody has acknowledged is listed again, at growing intervals, while it waits.
+A group is listed again, at growing intervals, for every verifier that is there and has not
+acknowledged it: as long as it waits if nobody has, a bounded number of times otherwise.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ LONGEST_SECONDS: Final = 30.0
 """Upper bound in seconds of that interval."""
 OUTSIDE_SECONDS: Final = 60.0
 """Seconds for which a group that is not in the buffer is listed again."""
+MOST_TIMES: Final = 8
+"""Most times that a group is listed which some verifier has acknowledged, for the others."""
 MOST_UNSEEN: Final = 16_384
 """Most groups without an acknowledgement that are kept; the oldest are dropped first."""
 MOST_PUBLISHED: Final = 256
@@ -43,11 +46,13 @@ MOST_PUBLISHED: Final = 256
 
 @dataclass(slots=True)
 class _Unseen:
-    """A group that too few verifiers have acknowledged."""
+    """A group that not all verifiers have acknowledged."""
 
     since: float
     due: float
     tries: int = 0
+    seen: bool = False
+    """Whether any has."""
 
 
 class InventoryPublisher:
@@ -128,6 +133,7 @@ class InventoryPublisher:
                 groups=b"".join(groups), head=tip.id, number=self._number, term=tip.message.term
             )
             sealed = seal(inventory, self._identity, self._run.id)
+            self._policy.presence.listed(now)
             self._published[open_sealed(sealed, Inventory, self._run.id).id] = groups
             while len(self._published) > MOST_PUBLISHED:
                 self._published.popitem(last=False)
@@ -142,9 +148,13 @@ class InventoryPublisher:
         while True:
             await trio.sleep(EVERY_SECONDS)
             await self.flush()
+            if self._policy.presence.review(trio.current_time()):
+                self._notify()
 
     def _is_past(self, group: bytes, unseen: _Unseen, now: float) -> bool:
         """Return whether a group that was listed waits for nothing any more."""
+        if unseen.seen and unseen.tries >= MOST_TIMES:
+            return True
         return unseen.tries > 0 and now - unseen.since > OUTSIDE_SECONDS and group not in self._buffer
 
     def _hear(self, envelope: Envelope) -> None:
@@ -152,10 +162,19 @@ class InventoryPublisher:
         ack = envelope.claim(InventoryAck, self._run.id)  # the validator has checked the signature
         if (groups := self._published.get(ack.inventory)) is None:
             return
-        lacking = {*ack.lacking_ids()}
+        lacking, drawn = {*ack.lacking_ids()}, {*ack.drawn_ids()}
         seen = [group for group in groups if group not in lacking]
-        for group in self._policy.acknowledged(seen, envelope.signer):
-            self._unseen.pop(group, None)
-        if seen:
-            self._buffer.changed.notify()
-            self._policy.changed.notify()
+        owes = self._policy.owes_verdict(seen, envelope.signer, drawn)
+        self._policy.presence.acknowledged(envelope.signer, trio.current_time(), owes=owes)
+        done = {*self._policy.acknowledged(seen, envelope.signer, drawn)}
+        for group in seen:
+            if group in done:
+                self._unseen.pop(group, None)
+            elif group in self._unseen:
+                self._unseen[group].seen = True
+        self._notify()
+
+    def _notify(self) -> None:
+        """Wake whoever waits for a batch: other groups may be drawn than before."""
+        self._buffer.changed.notify()
+        self._policy.changed.notify()

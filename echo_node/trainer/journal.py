@@ -23,6 +23,7 @@ from echo_node.errors import StoreError
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.storage.sqlite import DatabaseSpec, SqliteFile, open_reader, open_sqlite
 from echo_node.trainer import journal_totals
+from echo_node.trainer.journal_totals import NO_ADVANTAGE
 from protocol import limits
 
 BATCHES_KEPT: Final = 100_000
@@ -36,7 +37,12 @@ _WAITING, _DRAWN, _DROPPED = 0, 1, 2
 _ANY: Final = limits.SAFE_INTEGER
 """Upper bound of versions: no version is later."""
 _LAST_NUMBER: Final = "SELECT coalesce(max(number), 0) FROM batches WHERE version <= ?"
-_ADDED: Final = (("groups", "signature", "BLOB"), ("verdicts", "after", "INTEGER"))
+_ADDED: Final = (
+    ("groups", "signature", "BLOB"),
+    ("verdicts", "after", "INTEGER"),
+    ("batches", "passed_over", "INTEGER NOT NULL DEFAULT 0"),
+    ("batches", "passed_reward", "REAL NOT NULL DEFAULT 0.0"),
+)
 """Columns that journals of earlier programs lack.
 
 `after` is the number of the newest batch when a finding came.
@@ -88,7 +94,8 @@ class Batch:
     """The groups that one step learns from, in order.
 
     `version` is that of the head that commits to the batch, `tip` the newest head when it was
-    drawn.
+    drawn. `passed_over` groups without advantage were drawn and left out, with the mean reward
+    `passed_reward`.
     """
 
     number: int
@@ -96,6 +103,8 @@ class Batch:
     version: int
     groups: tuple[RolloutRecord, ...]
     tip: bytes = b""
+    passed_over: int = 0
+    passed_reward: float = 0.0
 
     @property
     def is_whole(self) -> bool:
@@ -151,10 +160,16 @@ class TrainingJournal:
         rows = [(reason, group) for group, reason in why.items()]
         await self._file.transact(lambda file: file.executemany(_DROP, rows))
 
-    async def draw(self, batch: Batch, left_out: Mapping[bytes, str] | None = None) -> frozenset[bytes]:
+    async def draw(
+        self,
+        batch: Batch,
+        left_out: Mapping[bytes, str] | None = None,
+        passed_over: Sequence[RolloutRecord] = (),
+    ) -> frozenset[bytes]:
         """Write a batch, and what was left out of it, in one transaction.
 
-        Its groups may be new to the journal. A batch with groups that were found dishonest
+        Its groups may be new to the journal, and so may those without advantage that were passed
+        over. A batch with groups that were found dishonest
         meanwhile is not written; these are returned.
         """
 
@@ -163,10 +178,10 @@ class TrainingJournal:
             if condemned := frozenset(each for each in ids if file.execute(_CONDEMNED, (each,)).fetchone()):
                 return condemned
             file.executemany(_DROP, [(reason, group) for group, reason in (left_out or {}).items()])
-            file.execute(
-                "INSERT INTO batches VALUES (?, ?, ?, ?)",
-                (batch.number, batch.policy_step, batch.version, batch.tip),
-            )
+            for group in passed_over:
+                file.execute(_KEEP, (*_facts(group), _WAITING, None))
+                file.execute(_DROP, (NO_ADVANTAGE, group.id))
+            _insert(file, batch, batch.number)
             for place, group in enumerate(batch.groups):
                 file.execute(_KEEP, (*_facts(group), _WAITING, group.sealed))
                 rewards = _packed(group.rewards or ())
@@ -189,8 +204,7 @@ class TrainingJournal:
                 return twice
             for batch in batches:
                 number = max(batch.number, file.execute(_LAST_NUMBER, (_ANY,)).fetchone()[0] + 1)
-                row = (number, batch.policy_step, batch.version, batch.tip)
-                file.execute("INSERT INTO batches VALUES (?, ?, ?, ?)", row)
+                _insert(file, batch, number)
                 for place, group in enumerate(batch.groups):
                     file.execute(_KEEP, (*_facts(group), _WAITING, None))
                     rewards = _packed(group.rewards or ())
@@ -236,27 +250,29 @@ class TrainingJournal:
         query = f"{_GROUPS} WHERE head IN ({named}) AND state != {_WAITING} ORDER BY slot, seq"
         return [_group(row) for row in await self._rows(query, tuple(heads))]
 
+    async def passed_over(self, heads: Collection[bytes]) -> list[bytes]:
+        """Return the groups of these heads that were accepted and passed over."""
+        named = ", ".join("?" * len(heads))
+        query = f"{_GROUPS} WHERE head IN ({named}) AND state = {_DROPPED} AND why = ?"
+        return [row[0] for row in await self._rows(query, (*heads, NO_ADVANTAGE))]
+
     async def batches(self, *, after: int = 0, version: int | None = None) -> list[Batch]:
         """Return the batches beyond a number, or those of one version, oldest first."""
 
         def read(file: sqlite3.Connection) -> list[Batch]:
             if version is None:
-                found = file.execute(
-                    "SELECT * FROM batches WHERE number > ? ORDER BY number", (after,)
-                ).fetchall()
+                found = file.execute(f"{_BATCHES} WHERE number > ? ORDER BY number", (after,)).fetchall()
             else:
-                found = file.execute(
-                    "SELECT * FROM batches WHERE version = ? ORDER BY number", (version,)
-                ).fetchall()
+                found = file.execute(f"{_BATCHES} WHERE version = ? ORDER BY number", (version,)).fetchall()
             return [
                 Batch(
                     number,
                     step,
                     batch_version,
                     tuple(_group(each) for each in file.execute(_OF_BATCH, (number,))),
-                    tip,
+                    *rest,
                 )
-                for number, step, batch_version, tip in found
+                for number, step, batch_version, *rest in found
             ]
 
         return await self._file.transact(read)
@@ -335,6 +351,11 @@ def read_trained(path: Path, version: int) -> list[RolloutRecord]:
         return [_group(row) for row in file.execute(_OF_VERSION, (version,))]
 
 
+def _insert(file: sqlite3.Connection, batch: Batch, number: int) -> None:
+    row = (number, batch.policy_step, batch.version, batch.tip, batch.passed_over, batch.passed_reward)
+    file.execute(_INSERT, row)
+
+
 def _facts(group: RolloutRecord) -> tuple[bytes, bytes, int, bytes, int]:
     return group.id, group.sampler, group.slot, group.head, group.step
 
@@ -354,6 +375,9 @@ def _unpacked(data: bytes) -> tuple[float, ...]:
     return struct.unpack(f"<{len(data) // 8}d", data)
 
 
+_BATCHES = "SELECT number, policy_step, version, tip, passed_over, passed_reward FROM batches"
+_INSERT = """INSERT INTO batches (number, policy_step, version, tip, passed_over, passed_reward)
+    VALUES (?, ?, ?, ?, ?, ?)"""
 _GROUPS = "SELECT id, sampler, slot, head, step, sealed, rewards FROM groups"
 _OF_BATCH = f"{_GROUPS} WHERE batch = ? ORDER BY place"
 _OF_VERSION = """SELECT id, sampler, slot, head, step, NULL, rewards FROM groups

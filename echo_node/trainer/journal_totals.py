@@ -14,6 +14,11 @@ from echo_node.credit.statement_server import Sums
 _LEARNT: Final = ""
 """Value of the column `what` for learnt groups; others have the reason."""
 _CONDEMNED: Final = "condemned"
+NO_ADVANTAGE: Final = "no-advantage"
+"""Reason of groups that a batch was drawn without, because their rewards are equal.
+
+They were accepted, and count as learnt from.
+"""
 _IS_BEGUN: Final = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = 'tallies'"
 _OF_SAMPLER: Final = "SELECT what, groups, since FROM tallies WHERE sampler = ? AND groups > 0"
 _SCHEMA: Final = (
@@ -52,7 +57,7 @@ def sums(file: sqlite3.Connection, sampler: bytes) -> Sums:
     counts = {what: groups for what, groups, _ in rows}
     return Sums(
         condemned=counts.pop(_CONDEMNED, 0),
-        learnt=counts.pop(_LEARNT, 0),
+        learnt=counts.pop(_LEARNT, 0) + counts.pop(NO_ADVANTAGE, 0),
         refused=counts,
         since=min((since for *_, since in rows), default=None),
     )

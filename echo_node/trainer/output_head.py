@@ -9,6 +9,7 @@ with tokens × hidden size, not with tokens × vocabulary.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -17,13 +18,17 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from echo_node.errors import DefectError
+from echo_node.trainer.layer_upcast import gradient_of
 
 PIECE: Final = 2**24
 """Logits that exist at a time: 64 MB in float32, several times that with what follows from them."""
 
+UPCAST: Final = 2**21
+"""Weights of a bf16 head that are upcast at a time: 8 MB in float32."""
+
 
 class OutputHead(nn.Module):
-    """What a model does after its last layer, over the first `vocab_size` ids."""
+    """A model's computation after its last layer, over the first `vocab_size` ids."""
 
     def __init__(self, model: Any, vocab_size: int, temperature: float) -> None:
         super().__init__()
@@ -97,8 +102,8 @@ class _Projection(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         weight = self.linear.weight
-        if not (torch.is_grad_enabled() and weight.requires_grad):
-            return nn.functional.linear(states, weight)
+        if not (torch.is_grad_enabled() and (weight.requires_grad or states.requires_grad)):
+            return _product(states, weight)
         logits: Tensor = _Project.apply(states, weight)  # type: ignore[no-untyped-call]
         return logits
 
@@ -108,17 +113,38 @@ class _Project(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(states, weight)
         ctx.parameter = weight  # whose gradient is written to
-        return nn.functional.linear(states, weight)
+        return _product(states, weight)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         states, weight = ctx.saved_tensors
-        if ctx.parameter.grad is None:
-            ctx.parameter.grad = torch.zeros_like(ctx.parameter)
         rows = slope.flatten(0, -2)
-        gradient = ctx.parameter.grad
-        gradient.addmm_(rows.t().to(gradient.dtype), states.flatten(0, -2).to(gradient.dtype))
-        return (rows @ weight.to(rows.dtype)).view(states.shape).to(states.dtype), None
+        if ctx.parameter.requires_grad:  # the base of an adapter is frozen
+            gradient = gradient_of(ctx.parameter)
+            gradient.addmm_(rows.t().to(gradient.dtype), states.flatten(0, -2).to(gradient.dtype))
+        if weight.dtype == rows.dtype or rows.dtype != torch.float32:
+            back = rows @ weight.to(rows.dtype)
+        else:
+            back = torch.zeros(len(rows), weight.shape[1], device=rows.device)
+            for part in _parts(weight):
+                back.addmm_(rows[:, part], weight[part].float())
+        return back.view(states.shape).to(states.dtype), None
+
+
+def _product(states: Tensor, weight: Tensor) -> Tensor:
+    """Return states · weightᵀ; a bf16 weight is upcast to float32 in parts that a cache holds."""
+    if weight.dtype == states.dtype or torch.is_autocast_enabled(states.device.type):
+        return nn.functional.linear(states, weight)
+    rows = states.flatten(0, -2)
+    logits = torch.empty(len(rows), len(weight), device=states.device)
+    for part in _parts(weight):
+        logits[:, part] = rows @ weight[part].float().t()
+    return logits.view(*states.shape[:-1], len(weight))
+
+
+def _parts(weight: Tensor) -> Iterator[slice]:
+    step = max(1, UPCAST // weight.shape[1])
+    return (slice(start, start + step) for start in range(0, len(weight), step))
 
 
 def _without_body(model: Any) -> Any:

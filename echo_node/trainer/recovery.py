@@ -22,7 +22,7 @@ from echo_node.errors import DefectError, StoreError
 from echo_node.rollouts.admission import Admission, GroupFilter, Refused
 from echo_node.storage.blob_dir import DamagedBlobError
 from echo_node.telemetry.metrics import Records
-from echo_node.trainer.checkpoint import newest_checkpoint, write_checkpoint
+from echo_node.trainer.checkpoint import HEAD_VERSION, newest_checkpoint, write_checkpoint
 from echo_node.trainer.journal import Batch, TrainingJournal
 from echo_node.trainer.receipts import Receipts
 from echo_node.trainer.replay_buffer import ReplayBuffer
@@ -37,7 +37,7 @@ from protocol import Envelope, Opened, Roster, WeightsHead, decode, limits, merk
 log = logging.getLogger(__name__)
 CHECKPOINT_EVERY: Final = 20
 """Steps between two checkpoints: the most that is recomputed after a crash."""
-_NUMBER, _VERSION = "batch", "head_version"
+_NUMBER: Final = "batch"
 """Notes of a checkpoint: its last batch, and the version that was published then."""
 
 
@@ -121,14 +121,27 @@ async def in_chain(
         key=lambda batch: (batch.version, batch.number),
     )
     tip = heads[-1] if heads else None
-    newest = tip.message.version if tip else -1
-    uncommitted = (batch for batch in batches if tip and batch.version > newest and batch.tip == tip.id)
+    uncommitted = [batch for batch in batches if tip and await _is_pending(journal, batch, tip)]
     # Another leader's batches of a branch that was left may lack the bytes of some groups.
     pending = [*itertools.takewhile(lambda batch: batch.is_whole, uncommitted)]
     if left := [batch.number for batch in batches if batch not in committed_batches and batch not in pending]:
         log.warning("%d batches of a branch that was left are not used", len(left))
         await journal.disown(left)
     return committed_batches, tuple(pending)
+
+
+async def _is_pending(journal: TrainingJournal, batch: Batch, tip: Opened[WeightsHead]) -> bool:
+    """Return whether a batch was drawn after those of a head, on the same branch.
+
+    It was drawn when that head was there; or while it was published, after its own batches.
+    """
+    message = tip.message
+    if batch.version <= message.version or batch.tip not in {tip.id, message.previous}:
+        return False
+    if batch.tip == tip.id:
+        return True
+    earlier = [each for each in await journal.batches(version=message.version) if each.number < batch.number]
+    return merkle_root(sorted(group.id for each in earlier for group in each.groups)) == message.groups
 
 
 def _reach_tip(batches: Sequence[Batch], heads: Sequence[Opened[WeightsHead]], covered: int) -> bool:
@@ -149,7 +162,7 @@ def keep_checkpoint(folder: Path, step: TrainStep, number: int, version: int) ->
     Blocks: call it in a thread.
     """
     made = step.checkpoint()
-    notes = {**made.notes, _NUMBER: str(number), _VERSION: str(version)}
+    notes = {**made.notes, _NUMBER: str(number), HEAD_VERSION: str(version)}
     write_checkpoint(folder, dataclasses.replace(made, notes=notes))
 
 
@@ -158,7 +171,7 @@ def _restore(step: TrainStep, folder: Path | None, tip: Opened[WeightsHead] | No
     found = newest_checkpoint(folder) if folder else None
     if found is None:
         return 0, -1
-    version = int(found.notes.get(_VERSION, "-1"))
+    version = int(found.notes.get(HEAD_VERSION, "-1"))
     if tip is None or version > tip.message.version:
         raise StoreError(
             f"the newest checkpoint is of version {version}, which the store of weights does not have",
@@ -195,12 +208,15 @@ async def accounted_since(journal: TrainingJournal, heads: Sequence[Opened[Weigh
     later version than the one that it was sampled under.
     """
     nothing = merkle_root([])
+    previous = {head.id: head.message.previous for head in heads}
     for head in reversed(heads):
         message = head.message
+        # A batch is drawn when the head before its own is there, or is being published.
+        tips = {message.previous, previous.get(message.previous)}
         if heads[-1].message.step - message.step > bound:
             break
         batches = await journal.batches(version=message.version) if message.groups != nothing else []
-        ids = [group.id for batch in batches if batch.tip == message.previous for group in batch.groups]
+        ids = [group.id for batch in batches if batch.tip in tips for group in batch.groups]
         if merkle_root(sorted(ids)) != message.groups:
             return message.version
     return 0
@@ -242,6 +258,7 @@ async def restore_groups(
         if kept.rewards is not None:
             policy.used((kept.id,))
             receipts.remember((kept.id,))
+    receipts.remember(await journal.passed_over(heads))
     for found in await journal.findings():
         policy.take(found)
     gone = {}

@@ -1,11 +1,11 @@
 """Sequential pull: batches of a head's slots, requested from its roster.
 
 Work is dealt out in rounds: what is missing is shared out, and every sampler that is not late is
-awaited. What one did not fill is shared out again among the others, who fill slots of their own. A
-sampler that is too slow for its request is asked for less from then on, at once if it has answered
-in this step before: what it has filled counts. The first groups to arrive make the batch; what
-comes when it is full, or has all that it may have of an engine class, is not used. Answers are
-sorted by sampler and slot, so where nobody is late the batch does not depend on who was faster.
+awaited. Answers come in parts, each group as it ends, and every admitted group counts. What one did
+not fill is shared out again among the others, who fill slots of their own. The first groups to
+arrive make the batch; what comes when it is full, or has all that it may have of an engine class,
+is not used. Groups are sorted by sampler and slot, so where nobody is late the batch does not
+depend on who was faster. How long a sampler is waited for follows from `request_deadlines`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import trio
 
 from echo_node.errors import DefectError, PeerError
-from echo_node.net.base import Network, RequestError
+from echo_node.net.base import Network
 from echo_node.rollouts.admission import GroupFilter, Refused
+from echo_node.rollouts.group_refs import GroupRefFetcher, is_reference
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.engine_shares import ClassShares
 from echo_node.runtime.change_signal import ChangeSignal
 from echo_node.trainer.batch_selection import Entry
 from echo_node.trainer.batch_source import BatchRequest, NoBatchError, NobodyAnswersError
 from echo_node.trainer.receipts import Receipts
+from echo_node.trainer.request_deadlines import START_SECONDS, RequestDeadlines, ceiling
 from echo_node.trainer.rest_schedule import RestSchedule
 from echo_node.trainer.verdict_gate import VerdictGate
-from echo_node.trainer.work_split import EvenSplit, RequestSizes, WorkSplit, bound_young
+from echo_node.trainer.work_split import EvenSplit, WorkSplit, bound_young
 from protocol import (
+    Envelope,
     Identity,
     Opened,
     ProtocolError,
@@ -39,13 +43,16 @@ from protocol import (
     WeightsHead,
     limits,
     peer_id,
-    read_batch,
+    read_part,
     seal,
     topics,
 )
 
 log = logging.getLogger(__name__)
-ROLLOUT_SECONDS = 60.0
+PART_SECONDS: Final = 60.0
+"""Deadline in seconds of one question for a part: samplers hold one for 20 s at most."""
+EMPTY_SECONDS: Final = 5.0
+"""Least seconds between two questions of which the first brought nothing."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -53,16 +60,48 @@ class _PendingRequest:
     """A request that is under way."""
 
     sampler: bytes
-    request: RolloutRequest
+    head: bytes
+    first: int
+    count: int
     began: float
+    progressed: float
+    """Time of the last admitted group, or of the beginning."""
+    taken: set[int] = dataclasses.field(default_factory=set)
+    """Numbers of the slots that arrived, counted from the first."""
+    tokens: int = 0
     late: bool = False
+
+    @property
+    def left(self) -> int:
+        return self.count - len(self.taken)
+
+    def question(self) -> RolloutRequest:
+        return RolloutRequest(
+            count=self.count, first=self.first, head=self.head, taken=tuple(sorted(self.taken))
+        )
+
+    def took(self, groups: Sequence[RolloutRecord]) -> None:
+        """Record admitted groups."""
+        self.taken |= {group.slot - self.first for group in groups}
+        self.tokens += sum(group.message.token_count for group in groups)
+        self.progressed = trio.current_time()
 
 
 class _BatchInProgress:
     """A batch in progress: its groups, requests under way, and samplers that failed."""
 
-    def __init__(self, head: bytes, willing: Mapping[bytes, str], batch: int, shares: ClassShares) -> None:
-        """Start an empty batch; `willing` are samplers and their engine classes."""
+    def __init__(
+        self,
+        head: bytes,
+        willing: Mapping[bytes, str],
+        batch: int,
+        shares: ClassShares,
+        used: Mapping[bytes, int],
+    ) -> None:
+        """Start an empty batch; `willing` are samplers and their engine classes.
+
+        `used` is how many slots of the head samplers have filled before.
+        """
         self.head = head
         self.groups: list[RolloutRecord] = []
         self.asks: list[_PendingRequest] = []
@@ -70,15 +109,17 @@ class _BatchInProgress:
         self.failed: set[bytes] = set()
         self.changed = ChangeSignal()
         self._willing = willing
-        self._batch = batch
+        self.batch = batch
         self._shares = shares
-        self._used = dict.fromkeys(willing, 0)
+        self._used = {each: used.get(each, 0) for each in willing}
         self._taken: Counter[str] = Counter()
         """Number of groups, by engine class."""
+        self.times: dict[bytes, float | None] = {}
+        """Seconds that each sampler took for what it was asked for so far; None: not done."""
 
     @property
     def missing(self) -> int:
-        return self._batch - len(self.groups)
+        return self.batch - len(self.groups)
 
     @property
     def free(self) -> list[bytes]:
@@ -111,27 +152,32 @@ class _BatchInProgress:
     def rooms(self) -> dict[str, int]:
         """Return how many more groups of each class the batch may have."""
         classes = {*self._willing.values()}
-        return {each: self._shares.most(each, self._batch) - self._taken[each] for each in classes}
+        return {each: self._shares.most(each, self.batch) - self._taken[each] for each in classes}
 
     def engine(self, sampler: bytes) -> str:
         return self._willing[sampler]
 
     def ask(self, sampler: bytes, count: int) -> _PendingRequest:
         """Return a request for the sampler's next slots."""
-        request = RolloutRequest(count=count, first=self._used[sampler], head=self.head)
+        now = trio.current_time()
+        self.asks.append(ask := _PendingRequest(sampler, self.head, self._used[sampler], count, now, now))
         self._used[sampler] += count
-        self.asks.append(ask := _PendingRequest(sampler, request, trio.current_time()))
+        self.times[sampler] = None
         return ask
 
-    def give_back(self, ask: _PendingRequest) -> None:
-        """Make unfilled slots the sampler's next ones again: its slots are consecutive."""
-        self._used[ask.sampler] = ask.request.first
+    def used_slots(self) -> dict[bytes, int]:
+        """Return how many slots each sampler has used; of requests given up, as far as any came."""
+        return self._used | {ask.sampler: ask.first + max(ask.taken, default=-1) + 1 for ask in self.asks}
+
+    def ceiling(self, sampler: bytes) -> float:
+        """Return the seconds after which a sampler is late, by those that others took."""
+        return ceiling(took for each, took in self.times.items() if each != sampler)
 
     def take(self, groups: list[RolloutRecord]) -> None:
         """Add groups, lowest slots first, as far as they and their class have room."""
         for group in sorted(groups, key=lambda group: group.order):
             engine = group.message.engine
-            if self.missing and self._taken[engine] < self._shares.most(engine, self._batch):
+            if self.missing and self._taken[engine] < self._shares.most(engine, self.batch):
                 self._taken[engine] += 1
                 self.groups.append(group)
 
@@ -160,11 +206,13 @@ class SequentialSource:
         shares: ClassShares | None = None,
         gate: VerdictGate | None = None,
         entry: Entry | None = None,
+        deadlines: RequestDeadlines,
     ) -> None:
         """Create the source.
 
         `shares` are those of the engine classes; `gate` waits for the verdicts that the run
-        requires; `entry` tells young keys, of whom few are asked, from proven ones.
+        requires; `entry` tells young keys, of whom few are asked, from proven ones; `deadlines`
+        has the limits of the run.
         """
         self._network = network
         self._identity = identity
@@ -175,9 +223,13 @@ class SequentialSource:
         self._gate = gate
         self._shares = shares or ClassShares()
         self._spread = spread or EvenSplit()
-        self._request_sizes = RequestSizes(ROLLOUT_SECONDS)
+        self._deadlines = deadlines
+        self._fetcher = GroupRefFetcher(network, run)
+        self._filling: _BatchInProgress | None = None
         self._rests = RestSchedule()
         self._entry = entry or Entry()
+        self._used: tuple[bytes, dict[bytes, int]] = b"", {}
+        """The newest head, and how many of its slots each sampler has filled."""
         self._turn = 0
         """Number of the step, by which young keys take turns."""
 
@@ -186,24 +238,29 @@ class SequentialSource:
 
         Raise `NoBatchError` if there are none.
         """
-        filled = await self._fill(request.head, request.roster)
+        filled = await self._fill(request.head, request.roster, request.count or self._batch)
         if self._gate is None:
             return filled
         if vouched := await self._gate.let_in(filled):
             return vouched
         raise NoBatchError("verifiers vouch for no group of this version")
 
-    async def _fill(self, head: Opened[WeightsHead], roster: Roster) -> tuple[RolloutRecord, ...]:
-        """Fill every slot once, under this head, by samplers of its roster."""
+    async def _fill(self, head: Opened[WeightsHead], roster: Roster, count: int) -> tuple[RolloutRecord, ...]:
+        """Fill so many slots once, under this head, by samplers of its roster."""
         willing = self._rested({member.key: member.engine for member in roster.members})
         self._check_classes(willing)
-        filling = _BatchInProgress(head.id, willing, self._batch, self._shares)
-        async with trio.open_nursery() as nursery:
-            while filling.missing and (filling.free or filling.can_complete):
-                for sampler, count in self._deal(filling):
-                    nursery.start_soon(self._ask, filling.ask(sampler, count), filling)
-                await self._wait(filling)
-            nursery.cancel_scope.cancel()  # requests still under way have no room
+        used = self._used[1] if self._used[0] == head.id else {}
+        filling = self._filling = _BatchInProgress(head.id, willing, count, self._shares, used)
+        try:
+            async with trio.open_nursery() as nursery:
+                while filling.missing and (filling.free or filling.can_complete):
+                    for sampler, share in self._deal(filling):
+                        nursery.start_soon(self._ask, filling.ask(sampler, share), filling)
+                    await self._wait(filling)
+                nursery.cancel_scope.cancel()  # requests still under way have no room
+        finally:
+            self._filling = None
+        self._used = head.id, used | filling.used_slots()
         self._remember(filling)
         if filling.missing:
             self._check_classes({key: willing[key] for key in filling.answered - filling.failed})
@@ -232,11 +289,13 @@ class SequentialSource:
         dealt = dict.fromkeys(filling.free, 0)
 
         def has_room(sampler: bytes) -> bool:
-            return dealt[sampler] < self._request_sizes.most(sampler) and rooms[filling.engine(sampler)] > 0
+            return (
+                dealt[sampler] < self._deadlines.most_groups(sampler) and rooms[filling.engine(sampler)] > 0
+            )
 
         while left and (roomy := [each for each in dealt if has_room(each)]):
             for sampler, share in self._shared_out(roomy, left, filling, rooms):
-                given = min(share, self._request_sizes.most(sampler) - dealt[sampler])
+                given = min(share, self._deadlines.most_groups(sampler) - dealt[sampler])
                 dealt[sampler] += given
                 rooms[filling.engine(sampler)] -= given
                 left -= given
@@ -256,20 +315,29 @@ class SequentialSource:
     async def _wait(self, filling: _BatchInProgress) -> None:
         """Wait until the batch is full, or somebody can be asked, or nobody is left."""
         while filling.missing and (filling.awaited or (filling.can_complete and not filling.free)):
-            due = {ask: self._due(ask) for ask in filling.awaited}
+            seen = filling.changed.count
+            due = {ask: self._late_at(ask, filling) for ask in filling.awaited}
             with trio.move_on_at(min(due.values(), default=math.inf)):
-                await filling.changed.wait()
+                await filling.changed.wait(since=seen)
             for ask, when in due.items():
                 if ask in filling.asks and trio.current_time() >= when:
                     ask.late = True
                     log.warning(
-                        "sampler %s is late with %d groups: others are asked",
+                        "sampler %s is late with %d of %d groups: others are asked",
                         peer_id(ask.sampler),
-                        ask.request.count,
+                        ask.left,
+                        ask.count,
                     )
 
-    def _due(self, ask: _PendingRequest) -> float:
-        return ask.began + self._spread.patience(ask.sampler, ask.request.count)
+    def _late_at(self, ask: _PendingRequest, filling: _BatchInProgress) -> float:
+        """Return when others are asked for what a sampler has not delivered, by their speed."""
+        least = self._spread.least_patience if self._deadlines.is_measured(ask.sampler) else START_SECONDS
+        return ask.began + max(least, filling.ceiling(ask.sampler))
+
+    def _fails_at(self, ask: _PendingRequest) -> float:
+        """Return when a sampler is left out of the step: by the limits of the run and its speed."""
+        whole = ask.began + self._deadlines.seconds(ask.sampler, ask.count)
+        return min(whole, ask.progressed + self._deadlines.seconds(ask.sampler, ask.left))
 
     def _rested(self, roster: Mapping[bytes, str]) -> Mapping[bytes, str]:
         """Return the samplers that do not rest, with few young keys among proven ones.
@@ -289,65 +357,119 @@ class SequentialSource:
         """Record failures; a sampler still late when the batch is full has failed too."""
         late = {ask.sampler for ask in filling.late}
         for ask in filling.late:
-            waited = trio.current_time() - ask.began
-            self._spread.kept_waiting(ask.sampler, ask.request.count, waited)
+            self._spread.kept_waiting(ask.sampler, ask.left, trio.current_time() - ask.began)
+            self._requested(ask)
         failed = filling.failed | late
         self._rests.end_step(filling.answered - failed, failed)
 
     async def _ask(self, ask: _PendingRequest, filling: _BatchInProgress) -> None:
-        """Request one sampler's slots: all of them count, or none."""
+        """Request one sampler's slots, part by part, for as long as it makes progress."""
         try:
-            answer = await self._network.request(
-                ask.sampler,
-                topics.ROLLOUT_STREAM,
-                seal(ask.request, self._identity, self._run),
-                deadline=ROLLOUT_SECONDS,
-                most=limits.ANSWER_BYTES,
-            )
-            groups = self._read(ask.sampler, ask.request, answer)
+            while ask.left:
+                await self._take_part_in_time(ask, filling)
         except (PeerError, ProtocolError) as error:
-            self._fail(ask, filling, error)
+            log.warning("sampler %s is left out of this step: %s", peer_id(ask.sampler), error)
+            filling.failed.add(ask.sampler)
+            filling.times.pop(ask.sampler, None)
+            self._requested(ask)
         else:
             seconds = trio.current_time() - ask.began
-            self._spread.took(ask.sampler, ask.request.count, seconds)
-            self._request_sizes.filled(ask.sampler, ask.request.count, seconds)
+            self._spread.took(ask.sampler, ask.count, seconds)
+            self._deadlines.record(ask.sampler, ask.count, ask.tokens, seconds)
+            filling.times[ask.sampler] = seconds
             filling.answered.add(ask.sampler)
-            filling.take(groups)
+            self._requested(ask)
         filling.done(ask)
 
-    def _fail(
-        self, ask: _PendingRequest, filling: _BatchInProgress, error: PeerError | ProtocolError
-    ) -> None:
-        """Leave a sampler out of this step.
+    async def _take_part_in_time(self, ask: _PendingRequest, filling: _BatchInProgress) -> None:
+        with trio.move_on_at(self._fails_at(ask)) as patience:
+            await self._take_part(ask, filling)
+        if patience.cancelled_caught:
+            self._spread.kept_waiting(ask.sampler, ask.left, trio.current_time() - ask.began)
+            raise PeerError(f"{ask.left} of {ask.count} groups have not come in time")
 
-        One that has answered in it, and is now too slow, is asked again for less.
-        """
-        sampler, count = ask.sampler, ask.request.count
-        if isinstance(error, RequestError) and error.reason == "deadline":
-            self._request_sizes.missed(sampler, count)
-            self._spread.kept_waiting(sampler, count, ROLLOUT_SECONDS)
-            if sampler in filling.answered:
-                log.warning("sampler %s is asked for less: %s", peer_id(sampler), error)
-                filling.answered.discard(sampler)  # it must answer again before another reprieve
-                filling.give_back(ask)
-                return
-        log.warning("sampler %s is left out of this step: %s", peer_id(sampler), error)
-        filling.failed.add(sampler)
+    def _requested(self, ask: _PendingRequest) -> None:
+        """Count what was asked for as due: not to answer costs as much as to skip slots."""
+        self._admission.requested(ask.head, ask.sampler, ask.first + ask.count)
 
-    def _read(self, sampler: bytes, request: RolloutRequest, answer: bytes) -> list[RolloutRecord]:
-        groups = []
-        for envelope in read_batch(answer, most=limits.ANSWER_BYTES):
-            if envelope.signer != sampler:  # before admission, which would fill the other sampler's slot
-                raise PeerError("it sent a group of somebody else's")
-            judged = self._admission.judge(envelope)
-            if isinstance(judged, Refused):
-                if judged.signed:
-                    self._receipts.refuse(judged.id, judged.reason)
-                raise PeerError(f"it sent a group that is refused: {judged.what}")
-            if judged.message.heads != (request.head,):
-                raise PeerError("it sent a group that it was not asked for")
-            groups.append(judged)
-        slots = sorted(group.message.slot for group in groups)
-        if slots != list(range(request.first, request.first + request.count)):
-            raise PeerError(f"it filled {len(groups)} slots, not the {request.count} that it was asked for")
+    async def _take_part(self, ask: _PendingRequest, filling: _BatchInProgress) -> None:
+        """Ask for one part, and take its groups."""
+        asked = trio.current_time()
+        part = await self._network.request(
+            ask.sampler,
+            topics.ROLLOUT_STREAM,
+            seal(ask.question(), self._identity, self._run),
+            deadline=PART_SECONDS,
+            most=limits.ANSWER_BYTES,
+        )
+        groups = await self._read(ask, read_part(part))
+        if not groups:
+            await trio.sleep_until(asked + EMPTY_SECONDS)
+            return
+        ask.took(groups)
+        filling.take(groups)
+        filling.changed.notify()
+
+    async def _read(self, ask: _PendingRequest, part: Sequence[Envelope]) -> list[RolloutRecord]:
+        """Return the groups of a part, fetched where it refers to them: all are good, or none."""
+        if any(envelope.signer != ask.sampler for envelope in part):
+            raise PeerError("it sent a group of somebody else's")  # before admission fills the other's slot
+        if any(map(is_reference, part)):
+            part = await self._fetcher.groups_of(part, ask.sampler, is_accepted=True)
+        wanted = set(ask.question().slots)
+        groups: list[RolloutRecord] = []
+        try:
+            for envelope in part:
+                groups += [self._judge(envelope, ask.head, wanted)]
+        except PeerError:
+            for group in groups:
+                self._admission.release(group)
+            raise
         return groups
+
+    def _judge(self, envelope: Envelope, head: bytes, wanted: set[int]) -> RolloutRecord:
+        """Admit a group of one of the wanted slots, which is then not wanted any more."""
+        judged = self._admission.judge(envelope)
+        if isinstance(judged, Refused):
+            if judged.signed:
+                self._receipts.refuse(judged.id, judged.reason)
+            raise PeerError(f"it sent a group that is refused: {judged.what}")
+        if judged.message.heads != (head,) or judged.slot not in wanted:
+            self._admission.release(judged)
+            raise PeerError("it sent a group that it was not asked for")
+        wanted.remove(judged.slot)
+        return judged
+
+    @property
+    def progress(self) -> str | None:
+        """Return how far the batch under way is, in words; None between batches."""
+        filling = self._filling
+        if filling is None:
+            return None
+        delivered = len(filling.groups)
+        asked = min(filling.batch, delivered + sum(ask.left for ask in filling.awaited))
+        words = f"{asked} of {filling.batch} groups requested, {delivered} delivered"
+        needs = [self._needs(ask) for ask in filling.awaited]
+        known = [each for each in needs if each is not None]
+        if known:
+            words += f", the slowest sampler needs about {duration(max(known))}"
+        if len(known) < len(needs):
+            words += f", {len(needs) - len(known)} not measured yet"
+        if filling.late:
+            words += f", {len(filling.late)} late"
+        return words
+
+    def _needs(self, ask: _PendingRequest) -> float | None:
+        """Return the seconds that a sampler probably still needs, if anything is known of it."""
+        passed = trio.current_time() - ask.began
+        if ask.taken:
+            return ask.left * (ask.progressed - ask.began) / len(ask.taken)
+        whole = self._deadlines.expected(ask.sampler, ask.count)
+        return None if whole is None else max(0.0, whole - passed)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words, rounded up."""
+    if seconds < 90:
+        return f"{math.ceil(seconds)} s"
+    return f"{math.ceil(seconds / 60)} minutes" if seconds < 5_400 else f"{math.ceil(seconds / 3_600)} hours"

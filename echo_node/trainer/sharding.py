@@ -6,7 +6,7 @@ The sharded variant has the same few methods, so that the step is written once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,11 @@ T = TypeVar("T")
 
 class Unsharded:
     """One process has every weight and does all the work."""
+
+    only_f32: ClassVar[bool] = False
+    """Whether weights must stay float32."""
+    is_whole: ClassVar[bool] = True
+    """Whether this process has every weight whole."""
 
     def spread(self, policy: nn.Module, blocks: Sequence[nn.Module]) -> None:
         """Shard the policy, leaving in this process its part of each weight."""
@@ -45,4 +50,8 @@ class Unsharded:
 
     def norm(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the norm of the vector of all parts on all processes."""
+        if any(part.dtype == torch.bfloat16 for part in parts):
+            norms = [torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts]
+            total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+            return total
         return nn.utils.get_total_norm(parts) if parts else torch.tensor(0.0)

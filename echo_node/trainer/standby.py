@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -25,16 +24,15 @@ from echo_node.election.heartbeat import HeartbeatMonitor
 from echo_node.election.heartbeat_times import HEARTBEATS, HeartbeatTimes
 from echo_node.election.leadership import DeposedError, Leadership
 from echo_node.election.lease import Lease
-from echo_node.errors import ConfigError, EchoError, PeerError, StoreError, boundary
+from echo_node.errors import ConfigError, EchoError, PeerError, StoreError
 from echo_node.net.base import Network
 from echo_node.net.blobs.client import BlobClient
 from echo_node.net.rate_limit import Throttle, UploadLimit
 from echo_node.runs.algorithm import training_settings
 from echo_node.runs.run import Run
-from echo_node.storage import files
-from echo_node.trainer.checkpoint import LARGEST_FILE, from_bytes, read_checkpoint, write_checkpoint
 from echo_node.trainer.journal import TrainingJournal
 from echo_node.trainer.provenance import ProvenanceReader
+from echo_node.trainer.replicated_checkpoints import ReplicatedCheckpoints
 from echo_node.trainer.standby_buffer import StandbyBuffer
 from echo_node.trainer.verdict_listener import StandbyVerdictListener
 from echo_node.weights.chain_log import Head
@@ -53,9 +51,6 @@ CHECKPOINT_SHARE: Final = 16
 Masters and two moments are six.
 """
 CHECKPOINT_REST: Final = 64 << 20
-_VERSION: Final = "head_version"
-"""Note of a checkpoint with the version that was published when it was made."""
-_NAME: Final = re.compile(r"step-(\d+)\.safetensors")
 
 
 class Standby:
@@ -79,7 +74,7 @@ class Standby:
         self._store = store
         self._journal = journal
         self._bound = run.manifest.sync.staleness
-        self._checkpoints = folder / "checkpoints"
+        self._checkpoints = ReplicatedCheckpoints(folder / "checkpoints")
         self._beat_seconds = terms.heartbeat_ms / 1000
         self._before = rules.trainers[: rules.trainers.index(identity.public)]
         """Trainers that may stand before this one does."""
@@ -92,12 +87,10 @@ class Standby:
         self.checkpoint_fetcher = CheckpointFetcher(
             network,
             folder / "borrowed",
-            self._keep_checkpoint,
+            self._checkpoints.keep,
             most=CHECKPOINT_SHARE * store.flat.size + CHECKPOINT_REST,
             blobs=BlobClient(network, downlink=downlink),
         )
-        self._covered = -1
-        """Version of the newest checkpoint that came from another trainer."""
         room = (self._bound + 1) * training_settings(run.manifest).batch_groups
         self._verdict_listener = StandbyVerdictListener(run, network, identity, journal)
         self._group_buffer = StandbyBuffer(run, network, store, journal, room, self._verdict_listener.saw)
@@ -107,7 +100,9 @@ class Standby:
         )
         vote_log = VoteLog(folder / "votes", identity, run.id)
         self._elector = ElectorServer(network, chain, self.lease, vote_log, held=lambda: store.tip)
-        self.candidate = Candidate(network, chain, self.lease, vote_log, self._elector, held=self._held)
+        self.candidate = Candidate(
+            network, chain, self.lease, vote_log, self._elector, held=lambda: store.tip_of_chain
+        )
         self._checkpoint_server = CheckpointServer(store)
         self._leadership = Leadership(
             network, identity, store, terms, vote_log, times=times, ext=self._checkpoint_server.ext
@@ -156,7 +151,7 @@ class Standby:
                     await self._win_election()
                 nursery.cancel_scope.cancel()
         if (tip := self._store.follower.tip) is not None:
-            await trio.to_thread.run_sync(self._forget_after, tip.message.version)
+            await trio.to_thread.run_sync(self._checkpoints.remove_after, tip.message.version)
 
     # Following
 
@@ -182,21 +177,8 @@ class Standby:
 
     async def _prune(self, tip: Head) -> None:
         """Prune the bytes of groups that a checkpoint covers, as the leader does."""
-        number = await self._journal.last_number(self._covered)
+        number = await self._journal.last_number(self._checkpoints.covered)
         await self._journal.settle(number, step=tip.message.step - self._bound)
-
-    def _held(self) -> Head | None:
-        """Return the newest head of the chain whose weights are here."""
-        tip = self._store.tip
-        heads = self._store.follower.heads
-        return tip if tip is not None and any(tip.id == head.id for head in heads) else None
-
-    def _keep_checkpoint(self, path: Path) -> None:
-        made = from_bytes(files.read_whole(path, LARGEST_FILE), blame=PeerError)
-        with boundary(PeerError, "reading the version of a checkpoint"):
-            version = int(made.notes.get(_VERSION, "-1"))
-        write_checkpoint(self._checkpoints, made)
-        self._covered = max(-1, min(version, limits.SAFE_INTEGER))
 
     # Taking over
 
@@ -214,24 +196,11 @@ class Standby:
                 log.warning("the leader has been silent for %.1f s: standing", self._lease_seconds)
                 await self.candidate.stand(by_hand=by_hand)
 
-    def _forget_after(self, version: int) -> None:
-        """Remove checkpoints of versions that this chain lacks, by a former leader.
-
-        Blocks.
-        """
-        for path, _ in _files(self._checkpoints):
-            try:
-                made = int(read_checkpoint(path).notes.get(_VERSION, "-1"))
-            except (StoreError, ValueError):
-                continue
-            if made > version:
-                files.remove(path)
-
     async def _serve_checkpoints(self) -> None:
         """Serve the newest checkpoint to the others, whenever there is a new one."""
         served: Path | None = None
         while True:
-            newest = await trio.to_thread.run_sync(_files, self._checkpoints)
+            newest = await trio.to_thread.run_sync(self._checkpoints.files)
             if newest and newest[-1][0] != served:
                 path, step = newest[-1]
                 try:
@@ -240,11 +209,3 @@ class Standby:
                 except EchoError as error:
                     log.warning("a checkpoint cannot be served: %s", error)
             await trio.sleep(self._beat_seconds)
-
-
-def _files(folder: Path) -> list[tuple[Path, int]]:
-    """Return the checkpoints of a folder with their steps, the newest last."""
-    with files.disk_errors(f"looking into {folder.name}"):
-        names = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    steps = [(path, int(path.stem.removeprefix("step-"))) for path in names]
-    return sorted(steps, key=lambda each: each[1])

@@ -22,7 +22,7 @@ from echo_node.rollouts.admission import Admission
 from echo_node.rollouts.gossip_validation import GossipValidator, validate_inventories, validate_receipt
 from echo_node.rollouts.group_refs import is_group
 from echo_node.rollouts.record import RolloutRecord
-from echo_node.rollouts.taken_groups import fetch_groups
+from echo_node.rollouts.taken_groups import fetch_listed
 from echo_node.runs.run import Run
 from echo_node.trainer.journal import TrainingJournal
 from echo_node.trainer.recovery import restore_heads
@@ -120,7 +120,7 @@ class StandbyBuffer:
             await trio.sleep(GOSSIP_SECONDS)
             listed = envelope.claim(Inventory, self._run.id).ids()  # the validator checked the signature
             if missing := [group for group in listed if group not in self._arrived]:
-                await self._receive(await fetch_groups(self._network, self._run.id, leader, missing))
+                await self._receive(await fetch_listed(self._network, self._run, leader, missing))
 
     async def _receive(self, envelopes: Iterable[Envelope]) -> None:
         self._restore_heads()

@@ -8,15 +8,12 @@ from typing import Any, Final
 
 from echo_node.net.base import Mute
 from echo_node.runtime.pause_gate import PauseGate
-from echo_node.runtime.reputation import PeerReputation
-from echo_node.telemetry.metrics import Rate, Records
-from echo_node.trainer.gossip_source import GossipSource
+from echo_node.telemetry.metrics import Records
+from echo_node.trainer.group_intake import GroupIntake
 from echo_node.trainer.journal import Batch
-from echo_node.trainer.replay_buffer import ReplayBuffer
 from echo_node.trainer.roster import RosterBuilder
 from echo_node.trainer.step import StepFigures, TrainStep
 from echo_node.trainer.step_record import StepContext, step_record
-from echo_node.trainer.verdict_policy import VerdictPolicy
 from echo_node.weights.publisher import Publisher
 from protocol import Opened, WeightsHead, peer_id
 
@@ -27,7 +24,7 @@ ACTIVE_BATCHES: Final = 8
 
 
 class TrainerStatus:
-    """Records and status of one trainer. `drops` are groups refused after admission."""
+    """Records and status of one trainer."""
 
     def __init__(
         self,
@@ -35,25 +32,17 @@ class TrainerStatus:
         step: TrainStep,
         publisher: Publisher,
         records: Records,
-        buffer: ReplayBuffer,
-        gossip: GossipSource,
+        groups: GroupIntake,
         joins: RosterBuilder,
-        policy: VerdictPolicy,
-        reputation: PeerReputation,
-        drops: Counter[str],
-        tokens: Rate,
         gate: PauseGate,
     ) -> None:
         self._step = step
         self._publisher = publisher
         self._records = records
-        self._buffer = buffer
-        self._gossip = gossip
+        self._groups = groups
+        self._buffer, self._gossip = groups.buffer, groups.gossip
+        self._policy, self._drops = groups.policy, groups.drops
         self._joins = joins
-        self._policy = policy
-        self._reputation = reputation
-        self._drops = drops
-        self._tokens = tokens
         self._gate = gate
         self._began = time.monotonic()
         self._bytes_in = 0
@@ -104,14 +93,32 @@ class TrainerStatus:
             "samplers": len(self._joins.roster().members),
             "waiting": len(self._buffer),
             "waits_for": waits_for,
+            "batch": self._batch_progress(),
             "dropped": dict(sorted((self._buffer.dropped + self._drops).items())),
             "muted": {peer_id(key): mute.why for key, mute in sorted(self._mutes().items())[:MOST_MUTED]},
             "verifiers_overturned": {
                 peer_id(key): count for key, count in sorted(self._policy.disputes.overturned.items())
             },
-            "tokens_per_second": round(self._tokens.per_second(), 1),
+            "verifiers_absent": {
+                peer_id(key): why for key, why in sorted(self._policy.presence.absent.items())
+            },
+            "classes_in_doubt": self._classes_in_doubt(),
+            "tokens_per_second": round(self._groups.admission.tokens.per_second(), 1),
             "paused": list(self._gate.reasons),
         }
+
+    def _classes_in_doubt(self) -> dict[str, int]:
+        """Return how many samplers breached narrowly, by class: its tolerance may be too narrow."""
+        members = self._joins.roster().members
+        return dict(Counter(each.engine for each in members if each.key in self._policy.doubted))
+
+    def _batch_progress(self) -> str | None:
+        """Return how far the next batch is, in words; None while a step is computed."""
+        if (requested := self._groups.sequential.progress) is not None:
+            return requested
+        if (arrived := self._gossip.progress) is None:
+            return None
+        return f"{arrived}, {self._groups.admission.announced.under_way} announced ones are under way"
 
     def members(self) -> dict[bytes, dict[str, Any]]:
         """Return the joined samplers: engine, groups used, policy step of the newest."""
@@ -125,4 +132,4 @@ class TrainerStatus:
         }
 
     def _mutes(self) -> dict[bytes, Mute]:
-        return dict(self._reputation.mutes())
+        return dict(self._groups.reputation.mutes())

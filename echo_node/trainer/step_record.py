@@ -37,7 +37,7 @@ def step_record(batch: Batch, figures: StepFigures, head: bytes, context: StepCo
         policy_step=batch.policy_step,
         version=batch.version,
         head=head,
-        reward=figures.reward,
+        reward=_mean_reward(batch, figures),
         spread=statistics.pstdev(rewards),
         loss=figures.loss,
         entropy=tally.mean_entropy,
@@ -62,3 +62,9 @@ def step_record(batch: Batch, figures: StepFigures, head: bytes, context: StepCo
         bytes_in=context.bytes_in,
         bytes_out=context.bytes_out,
     )
+
+
+def _mean_reward(batch: Batch, figures: StepFigures) -> float:
+    """Return the mean reward of all groups that were drawn, with those passed over."""
+    drawn = len(batch.groups) + batch.passed_over
+    return (figures.reward * len(batch.groups) + batch.passed_reward * batch.passed_over) / drawn

@@ -16,6 +16,7 @@ import trio
 
 from echo_node.runs.run import Run, read_model
 from echo_node.runtime.threads import run_abandonable
+from echo_node.telemetry.evaluations import read_evaluations
 from echo_node.telemetry.exporters import open_writer
 from echo_node.telemetry.metrics import Records
 from echo_node.telemetry.step_db import StepDb, read_records
@@ -56,6 +57,7 @@ async def open_training_state(
             store = stack.enter_context(WeightsStore.open(place / "weights", run.rules, layout))
             journal = await stack.enter_async_context(open_journal(place / "journal.sqlite", run.id))
             records.recall(read_records(place / "records.sqlite"))
+            records.evaluations += read_evaluations(place)
             stack.enter_context(records.writing_to(StepDb(place / "records.sqlite")))
         for name in writers:
             writer = await run_abandonable(partial(open_writer, name, run.id.hex()[:16], place))

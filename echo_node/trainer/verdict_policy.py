@@ -2,9 +2,10 @@
 
 `self`: the trainer checks a share itself, if it was given a check. `quorum`: a group needs so many
 honest verdicts. `sampled`: unverified groups are at most a share of a batch, but for those of
-proven samplers, once a verifier has acknowledged the inventory that lists them. A dishonest verdict
-condemns a group; those of two verifiers (or of the only one, or the trainer's own check) mute its
-sampler.
+proven samplers, once a verifier has acknowledged the inventory that lists them; what verifiers drew
+waits for their verdicts, and so do its sampler's later groups; while all verifiers are absent, the
+trainer checks at least as much itself, as under `self`. A dishonest verdict condemns a group; those
+of two verifiers (or of the only one, or the trainer's own check) mute its sampler.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,11 +22,13 @@ from echo_node.rollouts.announced_slots import AnnouncedSlots
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
 from echo_node.runtime.change_signal import ChangeSignal
-from echo_node.runtime.reputation import NEWCOMER, Trust
+from echo_node.runtime.reputation import CLASS_IN_DOUBT, NEWCOMER, Trust
 from echo_node.trainer.batch_selection import YOUNG_SHARE, Entrance, Entry
 from echo_node.trainer.disputes import Disputes
+from echo_node.trainer.due_verdicts import DueVerdicts
 from echo_node.trainer.journal import Finding
 from echo_node.trainer.share_credit import ShareCredit
+from echo_node.trainer.verifier_presence import VerifierPresence
 from protocol import Identity, Opened, ProtocolError, Verdict, peer_id
 from protocol.verdict import check_draw, drawn, sign_draw
 
@@ -36,15 +39,15 @@ LONGEST_UNVOUCHED: Final = 60.0
 """Seconds that a group waits for a verdict while there is no room for others."""
 CONTESTED: Final = 64
 """Most condemned groups that wait for the trainer's own look; the oldest are forgotten first."""
+DOUBTED: Final = 1_024
+"""Most samplers in doubt that are remembered."""
 CONDEMNING: Final = 2
 """Number of verifiers whose dishonest verdicts together mute a sampler."""
-
 _GRAVITY: Final = ("undecided", "honest", "dishonest")
-
 UNDECIDED: Final = "undecided"
 """Answer of a check that could not tell."""
 Check = Callable[[RolloutRecord], str | None]
-"""Check of a group with a model: what is wrong, or None, or `UNDECIDED`.
+"""Check of a group with a model: what is wrong, or None, `UNDECIDED` or `CLASS_IN_DOUBT`.
 
 It is slow: run it in a thread.
 """
@@ -111,12 +114,18 @@ class VerdictPolicy(Entry):
         self.trust = trust or Trust()
         self._credit = ShareCredit()
         self.disputes = Disputes(identity.public, self._verifiers)
+        self.presence = VerifierPresence(self._verifiers - {identity.public})
+        """Which verifiers answer; absent ones are not waited for."""
+        self._due = DueVerdicts()
+        """Groups that verifiers drew and have not judged."""
         self._contested: OrderedDict[bytes, RolloutRecord] = OrderedDict()
         """Groups that one of several verifiers condemned, for the trainer to look at."""
         self.announced = AnnouncedSlots()
         """Slots that samplers have announced: what never came cuts their share."""
         self.changed = ChangeSignal()
         """Notified when verdicts have come that may let other groups into a batch."""
+        self.doubted: OrderedDict[bytes, float] = OrderedDict()
+        """Samplers with a narrow breach that may be their class's fault, and when."""
         self.used_condemned = 0
         """Number of groups that were condemned after they had been trained on."""
         self.counts: Counter[str] = Counter()
@@ -125,8 +134,14 @@ class VerdictPolicy(Entry):
     # What may go into a batch
 
     @property
+    def _rule(self) -> str:
+        """Return the policy that holds now: `self` while no verifier is there."""
+        alone = self._policy == "sampled" and self._check is not None and self.presence.is_nobody_there
+        return "self" if alone else self._policy
+
+    @property
     def is_hard(self) -> bool:
-        return self._policy == "sampled"
+        return self._rule == "sampled"
 
     def entrance(self, group: RolloutRecord) -> Entrance:
         known = self._known.get(group.id) or _Known()
@@ -138,13 +153,33 @@ class VerdictPolicy(Entry):
             return Entrance.OPEN if enough else Entrance.CLOSED
         if honest or not self._verifies:
             return Entrance.OPEN
-        seen = known.seen_by or self._policy != "sampled"
-        if seen and known.vouched and self._is_proven(group.sampler):
+        if self._is_held_back(known):
+            return Entrance.CLOSED
+        if (
+            (self._rule != "sampled" or self._is_seen(known))
+            and known.vouched
+            and self._is_proven(group.sampler)
+        ):
             return Entrance.OPEN
         return Entrance.BOUNDED
 
+    def _is_seen(self, known: _Known) -> bool:
+        """Return whether a verifier has seen a group that could have drawn it and been believed."""
+        return not known.seen_by.isdisjoint(self._believed)
+
+    def _is_held_back(self, known: _Known) -> bool:
+        """Return whether a group waits for the verdict on it, or on one before it."""
+        return self._rule == "sampled" and self._due.holds_back(
+            known.sampler, known.order, self._believed, self._clock()
+        )
+
+    @property
+    def _believed(self) -> frozenset[bytes]:
+        """Return the verifiers that answer, and were not overturned too often."""
+        return frozenset(each for each in self.presence.present if not self.disputes.is_unreliable(each))
+
     def bound(self, batch: int) -> int:
-        if self._policy == "sampled":
+        if self._rule == "sampled":
             return int(self._share * batch)
         return max(1, batch // YOUNG_SHARE)
 
@@ -169,8 +204,8 @@ class VerdictPolicy(Entry):
         known = self._known.get(group.id)
         if known is None:
             return False
-        unseen = self._policy == "sampled" and not known.seen_by
-        return unseen or not self._is_passed_over(known)
+        unseen = self._rule == "sampled" and not self._is_seen(known)
+        return unseen or self._is_held_back(known) or not self._is_passed_over(known)
 
     def _is_passed_over(self, known: _Known) -> bool:
         """Return whether verifiers have skipped a group.
@@ -220,19 +255,37 @@ class VerdictPolicy(Entry):
             consequences = _merged(consequences, self._apply(group, known, found))
         return consequences
 
-    def acknowledged(self, groups: Iterable[bytes], verifier: bytes) -> list[bytes]:
-        """Record that a verifier drew lots over groups; return those that enough have seen."""
-        enough = self._quorum if self._policy == "quorum" else 1
+    def acknowledged(
+        self, groups: Iterable[bytes], verifier: bytes, drawn: Collection[bytes] = ()
+    ) -> list[bytes]:
+        """Record that a verifier drew lots over groups; return those that all present have seen.
+
+        `drawn` are those that it looks at.
+        """
         seen = []
         for group in groups:
             known = self._remember(group)
             if not known.seen_by and self._is_passed_over(known):  # verdicts before it was seen say nothing
                 self._arrivals += 1
                 known.order = self._arrivals
-            known.seen_by.add(verifier)
-            if len(known.seen_by) >= enough:
+            if verifier != known.sampler:
+                known.seen_by.add(verifier)
+            if group in drawn and known.sampler and verifier not in known.findings:
+                self._due.drew(known.sampler, verifier, known.order, self._clock())
+            if known.seen_by >= self.presence.present:
                 seen.append(group)
         return seen
+
+    def owes_verdict(self, groups: Iterable[bytes], verifier: bytes, drawn: Collection[bytes] = ()) -> bool:
+        """Return whether there are some that a verifier drew, or must have, and has not judged.
+
+        All of a newcomer's are drawn.
+        """
+        return any(
+            verifier not in known.findings and (group in drawn or self.is_young(known.sampler))
+            for group in groups
+            if (known := self._known.get(group)) is not None
+        )
 
     def used(self, groups: Iterable[bytes]) -> None:
         """Record that groups were trained on."""
@@ -268,6 +321,7 @@ class VerdictPolicy(Entry):
         if before is not None and _GRAVITY.index(before.result) >= _GRAVITY.index(found.result):
             return Consequences()
         known.findings[found.verifier] = found
+        self.presence.judged(found.verifier)
         known.sampler = known.sampler or found.sampler
         self.counts[found.result] += 1
         return self._apply(found.group, known, found) if known.sampler else Consequences()
@@ -283,11 +337,12 @@ class VerdictPolicy(Entry):
         if self._check is not None and self.disputes.is_disputed(group.sampler):
             known = self._known.get(group.id)
             return not self.disputes.vouches(group.sampler, known.by("honest") if known else set())
-        if self._check is None or self._policy != "self" or self._share <= 0:
+        known = self._known.get(group.id) or _Known()
+        if self._check is None or self._rule != "self" or (self._policy == "self" and self._share <= 0):
             return False
-        if (known := self._known.get(group.id)) is not None and known.by("honest"):
+        if known.by("honest"):
             return False  # a verifier has looked at it
-        rate = self._own_rate(group.sampler, self._clock())
+        rate = self._own_rate(group.sampler, self._clock()) if known.vouched else 1.0
         return drawn(sign_draw(self._identity, self._run, group.id), rate)
 
     def _own_rate(self, sampler: bytes, now: float) -> float:
@@ -314,10 +369,10 @@ class VerdictPolicy(Entry):
     def check(self, group: RolloutRecord) -> Finding:
         """Check a group. Blocks: call it in a thread, and pass the finding to `take`."""
         wrong = self._check(group) if self._check is not None else None
-        if wrong is not None and wrong != UNDECIDED:
+        if wrong is not None and wrong not in {UNDECIDED, CLASS_IN_DOUBT}:
             return self.condemn(group, wrong)
         result = "honest" if wrong is None else UNDECIDED
-        return Finding(group.id, group.sampler, self._identity.public, result, result, self._clock())
+        return Finding(group.id, group.sampler, self._identity.public, result, wrong or result, self._clock())
 
     def condemn(self, group: RolloutRecord, reason: str) -> Finding:
         """Return the trainer's own finding that a group is dishonest, for `take`."""
@@ -326,13 +381,24 @@ class VerdictPolicy(Entry):
     # Internals
 
     def _apply(self, group: bytes, known: _Known, found: Finding) -> Consequences:
+        if found.verifier == known.sampler:  # nobody vouches for itself
+            del known.findings[found.verifier]
+            self.counts["own-group"] += 1
+            return Consequences()
         reached = self._reached.setdefault(known.sampler, {})
         reached[found.verifier] = max(reached.get(found.verifier, 0), known.order)
+        self._due.judged(known.sampler, found.verifier, known.order)
         if found.result == "honest" and not known.credited:
             known.credited = True
             rate = self._own_rate(known.sampler, found.at)
             self._credit.verified(known.sampler, known.head, rate, found.at)
             self.trust.honest(known.sampler, found.at)
+        if found.result == UNDECIDED and found.reason == CLASS_IN_DOUBT:
+            self.trust.doubted(known.sampler, found.at)
+            self.doubted[known.sampler] = found.at
+            self.doubted.move_to_end(known.sampler)
+            while len(self.doubted) > DOUBTED:
+                self.doubted.popitem(last=False)
         if found.result == "honest":
             self.disputes.acquitted(known.sampler, found.verifier)
         dishonest = known.by("dishonest")

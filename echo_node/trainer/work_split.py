@@ -1,8 +1,7 @@
-"""Split of a batch among samplers, and how long each is waited for.
+"""Split of a batch among samplers.
 
 `EvenSplit` gives the same shares whatever happens, so that a run repeats bit for bit. `SpeedSplit`
-measures groups a second: a faster sampler is given more groups, and one that takes far longer than
-expected is late.
+measures groups a second: a faster sampler is given more groups.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from echo_node.trainer.batch_selection import YOUNG_SHARE
-from protocol import limits
 
 LEAST_PATIENCE: Final = 5.0
 """Seconds before any sampler is late: new weights may have to be fetched first."""
-LATE: Final = 3.0
-"""Factor of the expected time after which a sampler is late."""
+EVEN_PATIENCE: Final = 60.0
+"""The same where shares are even, so that a passing delay does not change a batch."""
 _MEMORY: Final = 0.5
 """Weight of the previous speed in the moving average."""
 
@@ -42,11 +40,11 @@ def bound_young(
 class WorkSplit(Protocol):
     """Interface of a way to share out work."""
 
+    least_patience: float
+    """Seconds before any sampler is late."""
+
     def shares(self, samplers: Sequence[bytes], groups: int) -> list[int]:
         """Return how many groups each of the samplers fills; together that is all."""
-
-    def patience(self, sampler: bytes, groups: int) -> float:
-        """Return the seconds after which a sampler with so many groups to fill is late."""
 
     def took(self, sampler: bytes, groups: int, seconds: float) -> None:
         """Record that a sampler has filled so many groups in so long."""
@@ -56,16 +54,12 @@ class WorkSplit(Protocol):
 
 
 class EvenSplit:
-    """Equal shares, whatever the speed.
+    """Equal shares, whatever the speed."""
 
-    No sampler is late before its request's deadline.
-    """
+    least_patience = EVEN_PATIENCE
 
     def shares(self, samplers: Sequence[bytes], groups: int) -> list[int]:
         return [len(range(index, groups, len(samplers))) for index in range(len(samplers))]
-
-    def patience(self, _sampler: bytes, _groups: int) -> float:
-        return math.inf
 
     def took(self, _sampler: bytes, _groups: int, _seconds: float) -> None:
         return
@@ -76,6 +70,8 @@ class EvenSplit:
 
 class SpeedSplit:
     """Shares in proportion to measured groups a second; equal ones before that."""
+
+    least_patience = LEAST_PATIENCE
 
     def __init__(self) -> None:
         self._speeds: dict[bytes, float] = {}
@@ -99,13 +95,6 @@ class SpeedSplit:
             counts[index] += 1
         return counts
 
-    def patience(self, sampler: bytes, groups: int) -> float:
-        """Return the patience; a newcomer is assumed as fast as the slowest known."""
-        if not self._speeds:
-            return math.inf
-        expected = groups / self._speeds.get(sampler, min(self._speeds.values()))
-        return max(LEAST_PATIENCE, LATE * expected)
-
     def took(self, sampler: bytes, groups: int, seconds: float) -> None:
         measured = groups / max(seconds, 1e-3)
         before = self._speeds.get(sampler, measured)
@@ -120,28 +109,3 @@ class SpeedSplit:
         """Return the measured speed, or the mean of the others'."""
         mean = sum(self._speeds.values()) / len(self._speeds) if self._speeds else 1.0
         return self._speeds.get(sampler, mean)
-
-
-ROOM: Final = 0.5
-"""Share of the deadline that a larger request may be expected to take."""
-
-
-class RequestSizes:
-    """Largest request for each sampler that was too slow; others have the wire limit."""
-
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-        self._most: dict[bytes, int] = {}
-
-    def most(self, sampler: bytes) -> int:
-        return self._most.get(sampler, limits.BATCH)
-
-    def missed(self, sampler: bytes, groups: int) -> None:
-        """Halve the request size after a missed deadline."""
-        self._most[sampler] = max(1, groups // 2)
-
-    def filled(self, sampler: bytes, groups: int, seconds: float) -> None:
-        """Raise the request size after groups were filled in time."""
-        fits = int(ROOM * self._deadline * groups / max(seconds, 1e-3))
-        if sampler in self._most and fits > self._most[sampler]:
-            self._most[sampler] = min(fits, limits.BATCH)

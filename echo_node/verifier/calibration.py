@@ -39,9 +39,9 @@ WIDE_SHARE: Final = 0.25
 """Share of a batch that may come from a class wide enough to hide a cheat."""
 EDITED: Final = 4 / 64
 """Share of tokens that the "edited" forger changes."""
-_LARGEST_GAP: Final = 1e3
+LARGEST_GAP: Final = 1e3
 """Largest `gap_most` that a manifest can state."""
-_FARTHEST: Final = 1e6
+FARTHEST: Final = 1e6
 """Largest z that a manifest can state."""
 _GROUP: Final = 4
 """Completions per slot."""
@@ -239,15 +239,15 @@ def propose(engine_class: str, honest: Sequence[Evidence]) -> EngineTolerance:
             MARGIN * few_gap_share(each.ends),
             MARGIN * few_gap_share(each.rare),
         )
-    d_mean = _up(max(LEAST.d_mean, min(1.0, MARGIN * d_mean)))
+    d_mean = round_up(max(LEAST.d_mean, min(1.0, MARGIN * d_mean)))
     tolerance = EngineTolerance(
         d_mean=d_mean,
-        d_most=_up(max(LEAST.d_most, min(1.0, TOKEN_MARGIN * together.d_most))),
+        d_most=round_up(max(LEAST.d_most, min(1.0, TOKEN_MARGIN * together.d_most))),
         engine=engine_class,
-        gap_most=_up(max(LEAST.gap_most, min(_LARGEST_GAP, gap_most))),
+        gap_most=round_up(max(LEAST.gap_most, min(LARGEST_GAP, gap_most))),
         share=1.0,
-        z_mean=_up(max(LEAST.z_mean, min(_FARTHEST, MARGIN * z_mean))),
-        z_most=_up(max(LEAST.z_most, min(_FARTHEST, TOKEN_MARGIN * together.z_most))),
+        z_mean=round_up(max(LEAST.z_mean, min(FARTHEST, MARGIN * z_mean))),
+        z_most=round_up(max(LEAST.z_most, min(FARTHEST, TOKEN_MARGIN * together.z_most))),
     )
     return replace(tolerance, share=WIDE_SHARE) if Tolerance(tolerance).wide else tolerance
 
@@ -273,7 +273,7 @@ def _refused(engine_class: str, honest: Sequence[Evidence]) -> int:
     )
 
 
-def _up(value: float) -> float:
+def round_up(value: float) -> float:
     """Round up to two significant digits."""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.ceil(value / step - 1e-6) * step:.2g}")

@@ -1,7 +1,8 @@
 """Inventories of the leader at a verifier: what it has listed, and what was seen of it.
 
 A group is seen once this verifier has drawn its lot over it. An inventory is acknowledged as soon
-as its groups were looked for, and again whenever fewer of them are lacking.
+as its groups were looked for, and again whenever fewer of them are lacking. It says which of them
+were drawn, since the leader uses none of those before their verdicts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class InventoryLog:
     def __init__(self, run: bytes, identity: Identity) -> None:
         self._run = run
         self._identity = identity
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: OrderedDict[bytes, bool] = OrderedDict()
+        """Groups over which lots were drawn, and whether they were drawn."""
         self._incomplete: OrderedDict[bytes, tuple[tuple[bytes, ...], frozenset[bytes]]] = OrderedDict()
         """Groups of inventories, and those of them that the last acknowledgement lacked."""
         self._handled: OrderedDict[bytes, None] = OrderedDict()
@@ -34,9 +36,9 @@ class InventoryLog:
         self.counts: Counter[str] = Counter()
         """Groups that the leader listed, that were fetched from it, and that it did not serve."""
 
-    def saw(self, group: bytes) -> None:
-        """Record that a lot was drawn over a group."""
-        self._seen[group] = None
+    def saw(self, group: bytes, *, drawn: bool) -> None:
+        """Record that a lot was drawn over a group, and whether a verdict on it follows."""
+        self._seen[group] = drawn
         if len(self._seen) > SEEN:
             self._seen.popitem(last=False)
         self.changed.notify()
@@ -65,7 +67,9 @@ class InventoryLog:
             self._incomplete[inventory] = (groups, frozenset(lacking))
             if len(self._incomplete) > KEPT:
                 self._incomplete.popitem(last=False)
-        return seal(InventoryAck(inventory=inventory, lacking=b"".join(lacking)), self._identity, self._run)
+        drawn = [group for group in groups if self._seen.get(group)]
+        ack = InventoryAck(drawn=b"".join(drawn), inventory=inventory, lacking=b"".join(lacking))
+        return seal(ack, self._identity, self._run)
 
     def acknowledge_again(self) -> list[bytes]:
         """Return acknowledgements of inventories of which fewer groups are lacking than before."""

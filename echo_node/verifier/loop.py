@@ -23,12 +23,16 @@ from echo_node.net.base import IGNORE, Message, Network, Validation
 from echo_node.net.subscription import Subscription
 from echo_node.rollouts.admission import Admission, Refused
 from echo_node.rollouts.announced_slots import is_announcement
-from echo_node.rollouts.gossip_validation import GossipValidator, validate_inventories
+from echo_node.rollouts.gossip_validation import (
+    GossipValidator,
+    validate_inventories,
+    validate_verdicts,
+)
 from echo_node.rollouts.record import RolloutRecord
-from echo_node.rollouts.taken_groups import fetch_groups
+from echo_node.rollouts.taken_groups import HELD_BYTES_OF_OTHERS, TakenGroups, fetch_listed
 from echo_node.runs.run import Run
 from echo_node.runtime.pause_gate import PauseGate
-from echo_node.runtime.reputation import Trust
+from echo_node.runtime.reputation import CLASS_IN_DOUBT, Trust
 from echo_node.runtime.threads import run_stoppable
 from echo_node.verifier.evidence import Evidence
 from echo_node.verifier.inventories import InventoryLog
@@ -53,6 +57,7 @@ from protocol import (
     fill_batches,
     limits,
     open_sealed,
+    read_batch,
     seal,
     topics,
 )
@@ -112,6 +117,8 @@ class VerifierLoop:
         self._missed: set[bytes] = set()
         """Heads that groups may be drawn under, and whose weights cannot be built here."""
         self._pending = PendingGroups(clock)
+        self._taken = TakenGroups(run, HELD_BYTES_OF_OTHERS)
+        """Groups that other verifiers may ask for, should the leader not give them."""
         self._unsent: list[bytes] = []
         self._chosen = trio.Event()
         self._room = trio.Semaphore(INVENTORIES)
@@ -131,13 +138,19 @@ class VerifierLoop:
             self._network.subscribe(
                 topics.topic(self._run.id, topics.INVENTORIES), partial(validate_inventories, self._run)
             ) as inventories,
+            self._network.subscribe(
+                topics.topic(self._run.id, topics.VERDICTS), partial(validate_verdicts, self._run)
+            ) as verdicts,
             trio.open_nursery() as nursery,
         ):
+            nursery.start_soon(self._hear_verdicts, verdicts)
             nursery.start_soon(self._follow)
             nursery.start_soon(self._hear, groups)
             nursery.start_soon(self._hear_inventories, inventories)
             nursery.start_soon(self._verify)
             nursery.start_soon(self._send)
+            with self._taken.serve(self._network):
+                await trio.sleep_forever()
 
     # The chain
 
@@ -181,7 +194,9 @@ class VerifierLoop:
                 self._auditor.announce(envelope)
             early = await self._admit([each for each in envelopes if not is_announcement(each)])
             from_named = message.sender in self._validator.named
-            self._keep_pending(each for each in early if from_named or self._admission.is_member(each.signer))
+            self._keep_pending(
+                each for each in early if from_named or self._admission.accepts_from(each.signer)
+            )
 
     async def _hear_inventories(self, inventories: Subscription[Message]) -> None:
         """Draw lots over what the leader took, by whatever door, until cancelled."""
@@ -197,6 +212,16 @@ class VerifierLoop:
                 if self.inventories.is_new(inventory):
                     await self._room.acquire()
                     nursery.start_soon(self._take_inventory, inventory)
+
+    async def _hear_verdicts(self, verdicts: Subscription[Message]) -> None:
+        """Look closer at samplers that other verifiers condemn, until cancelled."""
+        async for message in verdicts:
+            for envelope in read_batch(message.data):
+                verdict = envelope.claim(Verdict, self._run.id)  # the validator has checked the signature
+                if envelope.signer == self._identity.public or verdict.result != "dishonest":
+                    continue
+                if self.selection.accuse(verdict.group, envelope.signer, self._clock()):
+                    self._chosen.set()
 
     async def _take_inventory(self, inventory: Opened[Inventory]) -> None:
         """Fetch the groups of an inventory that gossip did not bring, and acknowledge it."""
@@ -214,12 +239,14 @@ class VerifierLoop:
             self._room.release()
 
     async def _fetch(self, leader: bytes, missing: Sequence[bytes]) -> None:
-        """Fetch groups that the leader took, and draw lots over them."""
-        found = await fetch_groups(self._network, self._run.id, leader, missing)
+        """Fetch groups that the leader took from whoever has them, and draw lots over them."""
+        found = await fetch_listed(self._network, self._run, leader, missing)
         self.inventories.counts["fetched"] += len(found)
         if len(found) < len(missing):
             self.inventories.counts["not served"] += len(missing) - len(found)
-            log.warning("the leader lists %d groups that it does not serve", len(missing) - len(found))
+            log.warning(
+                "the leader lists %d groups that neither it nor others serve", len(missing) - len(found)
+            )
         self._keep_pending(await self._admit(found, taken=True))
 
     async def _acknowledge(self, sealed: Iterable[bytes]) -> None:
@@ -235,6 +262,8 @@ class VerifierLoop:
         for each in judged:
             if isinstance(each, RolloutRecord) and each.message.engine in self._tolerances:
                 self._offer(each)  # a trainer may admit engine classes that the manifest does not name
+                if each.sealed is not None:
+                    self._taken.add(each.id, each.sealed)
         early = {each.id for each in judged if isinstance(each, Refused) and each.reason in NOT_YET}
         return [each for each in envelopes if each.id in early]
 
@@ -254,8 +283,9 @@ class VerifierLoop:
         self._auditor.came(admitted)
         if self.inventories.has_seen(admitted.id) or self.trust.is_muted(admitted.sampler, self._clock()):
             return  # nobody vouches for what a muted sampler sends
-        self.inventories.saw(admitted.id)
-        if self.selection.offer(admitted, self._clock()):
+        drawn = self.selection.offer(admitted, self._clock())
+        self.inventories.saw(admitted.id, drawn=drawn)
+        if drawn:
             self._chosen.set()
 
     async def _verify(self) -> None:
@@ -296,9 +326,11 @@ class VerifierLoop:
     # Verdicts
 
     def _sign_verdict(self, admitted: RolloutRecord, draw: bytes, finding: Finding) -> None:
-        sampler, now, breach = admitted.sampler, self._clock(), finding.breach
+        sampler, now = admitted.sampler, self._clock()
+        breach = self._recheck.review(admitted, finding.breach, now)
         if breach is None:
             self.trust.honest(sampler, now)
+            self.selection.acquit(admitted)
             self._network.protect(sampler)
         elif breach.sure:
             self.trust.condemned(sampler, breach.reason, now)
@@ -306,6 +338,9 @@ class VerifierLoop:
             self._auditor.forget(sampler)
             self.selection.forget(sampler)
             log.info("group %s is dishonest (%s): %s", admitted.id.hex()[:16], breach.reason, breach.what)
+        elif breach.reason == CLASS_IN_DOUBT:
+            self.trust.doubted(sampler, now)
+            self._cumulative.forget(sampler)
         self.results["honest" if breach is None else breach.reason] += 1
         verdict = Verdict(
             draw=draw,

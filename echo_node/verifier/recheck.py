@@ -8,7 +8,9 @@ evidence against a group is written to a file, token by token (`evidence_files`)
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,8 +18,12 @@ from echo_node.engine.base import Engine
 from echo_node.errors import ContractError, EngineError, StoreError
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.run import Run
+from echo_node.runtime.reputation import CLASS_IN_DOUBT
+from echo_node.verifier.class_breaches import ClassBreaches
 from echo_node.verifier.evidence_files import EvidenceFiles
 from echo_node.verifier.replay_check import Finding, ReplayCheck, ScoredPiece
+from echo_node.verifier.tolerance import Breach
+from protocol import peer_id
 
 log = logging.getLogger(__name__)
 UNDECIDED: Final = "undecided"
@@ -42,6 +48,7 @@ class Recheck:
         self._engines = engines
         self._first = ReplayCheck(run, engines.at)
         self._files = EvidenceFiles(run, folder) if folder is not None else None
+        self.class_breaches = ClassBreaches()
         self.mistaken = 0
         """Groups that only the first check found dishonest: each is a defect of this node."""
 
@@ -69,7 +76,7 @@ class Recheck:
         return second
 
     def result_of(self, group: RolloutRecord) -> str | None:
-        """Return why a group is dishonest, None if it is not, or "undecided".
+        """Return why a group is dishonest, None if it is not, "undecided" or "class-in-doubt".
 
         That it cannot be checked here is a fault of this node, and not of the group.
         """
@@ -78,9 +85,33 @@ class Recheck:
         except (ContractError, EngineError, StoreError) as error:
             log.warning("group %s not checked: %s", group.id.hex()[:16], error)
             return UNDECIDED
-        if finding is None or (finding.breach and not finding.breach.sure):
+        if finding is None:
             return UNDECIDED
-        return finding.breach.reason if finding.breach else None
+        breach = self.review(group, finding.breach, time.time())
+        if breach is None:
+            return None
+        return breach.reason if breach.sure or breach.reason == CLASS_IN_DOUBT else UNDECIDED
+
+    def review(self, group: RolloutRecord, breach: Breach | None, now: float) -> Breach | None:
+        """Return a breach, or an undecided one if the tolerance of its class may be to blame."""
+        engine, peers = group.message.engine, self.class_breaches
+        if breach is None:
+            peers.honest(group.sampler, engine, now)
+            return None
+        if not breach.sure or not peers.excuses(group.sampler, engine, breach.over, now):
+            return breach
+        breached, proven = peers.count(engine, now)
+        log.warning(
+            "%s breached the tolerance of %s by little (%.2f times the bound), undecided: %d of %d proven samplers of"
+            " the class did today%s",
+            peer_id(group.sampler),
+            engine,
+            breach.over,
+            breached,
+            proven,
+            "; its tolerance seems too narrow: calibrate it" if peers.is_in_doubt(engine, now) else "",
+        )
+        return replace(breach, reason=CLASS_IN_DOUBT, sure=False)
 
     def save(
         self,

@@ -1,8 +1,9 @@
 """Seed-replay check of a group: prefill its completions, then recompute its rewards.
 
 Checks go from cheap to expensive and stop at the first breach: long completions are cut into
-pieces, and several short pieces share a forward pass. What needs no model (limits, roster, prompt,
-finish) was checked before, by `rollouts.admission`.
+pieces, and several short pieces share a forward pass. With an environment, turn after turn: first
+the draws, then the reply. What needs no model (limits, roster, prompt, structure) was checked
+before, by `rollouts.admission`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from echo_node.engine.base import Claim, Engine, Floats, Ids, SamplingLimits, Sc
 from echo_node.errors import ContractError
 from echo_node.rollouts import claims
 from echo_node.rollouts.record import RolloutRecord
-from echo_node.runs.run import Run
+from echo_node.runs.episodes import EpisodeReplay, is_proven
+from echo_node.runs.run import Run, Scorable
+from echo_node.verifier.class_breaches import NARROW
 from echo_node.verifier.evidence import Evidence, evidence
 from echo_node.verifier.tolerance import Breach, Tolerance
 from protocol.sampling import uniforms
 from protocol.trajectory import Completion
+from protocol.turns import TurnTokens
 
 PIECE: Final = 64
 """Tokens of the first piece of a completion; each further one is twice as long."""
@@ -86,19 +90,48 @@ class ReplayCheck:
         tolerance = self._tolerances[group.engine]
         key = self._run.slot_key(group.heads[0], admitted.sampler, group.slot)
         completions = group.completions()
-        whole = Evidence()
-        for pieces in passes(_by_head(group.heads, completions)):
-            if cancelled():
-                return None
-            for found in self._score(pieces, group.prompt_ids(), completions, key, tolerance):
-                whole += found
-                breach = tolerance.breach(found)
+        whole, worst = Evidence(), None
+        episodes = None
+        if self._run.turn_rules is not None:
+            episodes = EpisodeReplay(self._run, admitted.prompt, completions)
+        # The draws of a turn before the reply to it: nobody buys time of an environment with turns
+        # that were not drawn.
+        for number in range(episodes.most if episodes else 1):
+            places = [each[number : number + 1] for each in episodes.places] if episodes else None
+            for pieces in passes(_by_head(group.heads, completions, places)):
+                if cancelled():
+                    return None
+                for found in self._score(pieces, group.prompt_ids(), completions, key, tolerance):
+                    whole += found
+                    worst = _worse(worst, tolerance.breach(found))
+                    if worst is not None and worst.over > NARROW:  # a narrow one may hide a plain one
+                        return Finding(worst, whole, None)
+            if episodes is not None:
+                breach = self._check_replies(admitted, completions, episodes, number)
                 if breach is not None:
                     return Finding(breach, whole, None)
-        breach = tolerance.breach(whole)
-        if breach is not None:
-            return Finding(breach, whole, None)
-        return self._check_rewards(admitted, completions, whole)
+        worst = _worse(worst, tolerance.breach(whole))
+        if worst is not None:
+            return Finding(worst, whole, None)
+        return self._check_rewards(admitted, completions, whole, episodes)
+
+    def _check_replies(
+        self,
+        admitted: RolloutRecord,
+        completions: Sequence[Completion],
+        episodes: EpisodeReplay,
+        number: int,
+    ) -> Breach | None:
+        """Recompute the environment's replies to one turn of all completions."""
+        try:
+            found = episodes.step(number)
+        except ContractError as error:  # the text or this machine may be the cause: blame nobody
+            return Breach("not-replayed", f"the environment failed on this machine: {error.what}", sure=False)
+        if found is None:
+            return None
+        if not is_proven(self._run, admitted.prompt, completions, found):
+            return Breach("not-replayed", f"replies that do not repeat: {found.what}", sure=False)
+        return Breach(found.reason, found.what)
 
     def _score(
         self,
@@ -126,11 +159,16 @@ class ReplayCheck:
         return (replace(limits, temperature=limits.temperature * factor) for factor in TEMPERATURES)
 
     def _check_rewards(
-        self, admitted: RolloutRecord, completions: Sequence[Completion], found: Evidence
+        self,
+        admitted: RolloutRecord,
+        completions: Sequence[Completion],
+        found: Evidence,
+        episodes: EpisodeReplay | None,
     ) -> Finding:
         """Recompute the rewards: last, since only honest tokens are worth the risk of scoring."""
+        answers: Sequence[Scorable] = episodes.turns if episodes else [each.ids for each in completions]
         try:
-            results = self._run.results(admitted.prompt, [completion.ids for completion in completions])
+            results = self._run.results(admitted.prompt, answers)
         except ContractError as error:
             return Finding(
                 Breach("not-scored", f"the contract failed on this machine: {error.what}", sure=False),
@@ -153,6 +191,12 @@ class ReplayCheck:
         return Finding(Breach("wrong-reward", lie), found, float(np.mean(rewards)))
 
 
+def _worse(one: Breach | None, other: Breach | None) -> Breach | None:
+    if one is None or other is None:
+        return one or other
+    return other if other.over > one.over else one
+
+
 def passes(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
     """Pack consecutive pieces of one head into forward passes of at most `PASS` padded tokens."""
     together: list[Piece] = []
@@ -166,14 +210,22 @@ def passes(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield together
 
 
-def _by_head(heads: Sequence[bytes], completions: Sequence[Completion]) -> Iterator[Piece]:
-    """Yield the pieces of all completions grouped by head, so that weights change rarely."""
+def _by_head(
+    heads: Sequence[bytes],
+    completions: Sequence[Completion],
+    turns: Sequence[Sequence[TurnTokens]] | None = None,
+) -> Iterator[Piece]:
+    """Yield the pieces of all completions grouped by head, so that weights change rarely.
+
+    With `turns` of each completion, only what was drawn in those.
+    """
     for number, head in enumerate(heads):
         pieces = [
             piece
             for index, completion in enumerate(completions)
             for stretch in completion.stretches
             if stretch.head == number
+            and (turns is None or any(each.start <= stretch.start < each.end for each in turns[index]))
             for piece in _cut(Piece(head, index, stretch.start, stretch.end))
         ]
         # All beginnings first: they share the prompt.

@@ -57,7 +57,7 @@ class SlotFigures:
 
 @dataclass(slots=True)
 class _Head:
-    """What was kept and what was left out under one head, by slot."""
+    """Slots kept and left out under one head."""
 
     kept: dict[int, SlotFigures] = field(default_factory=dict)
     left: dict[int, SlotFigures] = field(default_factory=dict)

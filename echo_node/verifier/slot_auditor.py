@@ -16,6 +16,7 @@ from echo_node.errors import ContractError
 from echo_node.rollouts.admission import Admission
 from echo_node.rollouts.announced_slots import AnnouncedSlots
 from echo_node.rollouts.record import RolloutRecord
+from echo_node.runs.episodes import responder, scorable
 from echo_node.runs.run import Run
 from echo_node.verifier.selection_audit import SelectionAudit, SlotFigures
 from echo_node.verifier.skipped_slots import SkippedSlots
@@ -30,7 +31,7 @@ UNPOSTED_HEADS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class AuditPlan:
-    """What is known of a sampler when a group of its is checked."""
+    """Knowledge about a sampler when one of its groups is checked."""
 
     holes: tuple[int, ...]
     until: int
@@ -132,13 +133,14 @@ class SlotAuditor:
             prompts = self._run.prompts(keys)
             size = self._run.manifest.sampling.group_size
             requests = [
-                SlotRequest(ids, key, size, self._run.limits)
+                SlotRequest(ids, key, size, self._run.limits, turns=self._run.turn_rules)
                 for key, (_, ids) in zip(keys, prompts, strict=True)
             ]
-            drawn = generate_groups(self._at(head), requests, stop=stop)
+            respond = responder(self._run, [prompt for prompt, _ in prompts])
+            drawn = generate_groups(self._at(head), requests, stop=stop, respond=respond)
             for slot, (prompt, _), draws in zip(new, prompts, drawn, strict=True):
                 try:
-                    scores = self._run.scores(prompt, [draw.ids for draw in draws])
+                    scores = self._run.scores(prompt, scorable(self._run, prompt, draws))
                 except ContractError:
                     continue
                 values, lengths = [each.value for each in scores], [len(draw.ids) for draw in draws]

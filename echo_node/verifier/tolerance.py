@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from echo_node.verifier.evidence import Evidence, GapSum
@@ -47,6 +47,8 @@ class Breach:
     what: str
     sure: bool = True
     """Whether the peer is to blame; otherwise the verdict is "undecided"."""
+    over: float = math.inf
+    """Largest multiple of its bound that any figure is; infinite where there is no bound."""
 
 
 class Tolerance:
@@ -62,6 +64,27 @@ class Tolerance:
 
     def breach(self, found: Evidence) -> Breach | None:
         """Return the first bound that this evidence exceeds, if any; equality is honest."""
+        first = self._first_breach(found)
+        return None if first is None else replace(first, over=self._over(found))
+
+    def _over(self, found: Evidence) -> float:
+        """Return the largest multiple of its bound that any figure is."""
+        bound, scale = self._tolerance, self.scale(found.tokens)
+        pairs = [
+            (found.d_most, bound.d_most),
+            (found.z_most, bound.z_most),
+            (found.d_mean, max(scale * bound.d_mean, bound.d_most / found.tokens)),
+            (found.z_mean, max(scale * bound.z_mean, bound.z_most / found.tokens)),
+            (found.gap_mean, max(GAP * bound.d_mean, GAP_FLOOR) * scale),
+            (found.gap_most, bound.gap_most),
+            (few_gap_share(found.ends), bound.gap_most),
+            (few_gap_share(found.rare), bound.gap_most),
+        ]
+        if self.wide:
+            pairs.append((found.contrast, CONTRAST * scale * bound.d_mean))
+        return max(figure / most if most > 0 else math.inf for figure, most in pairs if figure > 0)
+
+    def _first_breach(self, found: Evidence) -> Breach | None:
         if not found.tokens:
             return None
         bound, scale = self._tolerance, self.scale(found.tokens)
@@ -159,7 +182,7 @@ class CumulativeEvidence:
             total += each
             breach = tolerance.breach(total)
             if breach is not None:
-                return Breach(breach.reason, f"over {total.tokens} tokens: {breach.what}")
+                return replace(breach, what=f"over {total.tokens} tokens: {breach.what}")
         return None
 
     def forget(self, peer: bytes) -> None:

@@ -7,15 +7,25 @@ jumped over it on the way to such a version: then the cut is at an older anchor.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from echo_node.weights.chain_log import Head
 from echo_node.weights.provenance_record import provenance_blob
-from echo_node.weights.version_archive import VersionArchive
+from echo_node.weights.version_archive import NoWayError, VersionArchive
 
 
 def needed(
-    archive: VersionArchive, tip: Head | None, *, versions: int, settled: bytes | None
+    archive: VersionArchive,
+    tip: Head | None,
+    *,
+    versions: int,
+    settled: bytes | None,
+    pinned: Collection[bytes] = (),
 ) -> set[bytes] | None:
-    """Return the blobs to keep; None for all, while `settled` names no anchor that others hold."""
+    """Return the blobs to keep; None for all, while `settled` names no anchor that others hold.
+
+    `pinned` are heads of older versions that must stay buildable.
+    """
     chain = archive.journal.follower.heads
     anchor = archive.journal.known.get(settled) if settled is not None else None
     if anchor is None or tip is None or all(tip.id != head.id for head in chain):
@@ -33,7 +43,20 @@ def needed(
         ),
         None,
     )
-    return None if first is None else _leading_to(archive, chain[first:])
+    if first is None:
+        return None
+    kept = _leading_to(archive, chain[first:])
+    return kept.union(*(_way_to(archive, head) for head in pinned))
+
+
+def _way_to(archive: VersionArchive, head_id: bytes) -> set[bytes]:
+    """Return the blobs of the cheapest way to a version; none if there is no way."""
+    try:
+        way = archive.way(head_id)
+    except NoWayError:
+        return set()
+    names = {each for step in way for each in archive.names_of(step.route)}
+    return names | {step.head.message.roster for step in way}
 
 
 def _built_over(archive: VersionArchive, heads: tuple[Head, ...]) -> set[bytes | None]:

@@ -48,7 +48,10 @@ class ChainLog:
         self._replay(floor)
 
     def keep_head(self, head: Head) -> bool:
-        """Take a head: append it, or convict its signer by it. Return False if nothing changed."""
+        """Take a head: append it, or convict its signer by it.
+
+        Return False if nothing changed.
+        """
         after = self.follower.accept(head)
         if after is self.follower:
             return False

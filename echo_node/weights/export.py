@@ -1,7 +1,8 @@
 """Export a version from a store as a folder that other programs open.
 
 The weights are one safetensors file, the same bytes as an anchor; the model's small files are those
-that the manifest names, as far as they are at hand, each checked against its hash.
+that the manifest names, as far as they are at hand, each checked against its hash. Of a LoRA run it
+is a folder that PEFT opens, or, merged into the base, one of a whole model.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo_node.errors import ConfigError, StoreError, looking_at
+from echo_node.models.adapter import (
+    PEFT_SETTINGS,
+    PEFT_WEIGHTS,
+    AdapterSettings,
+    read_adapter,
+    settings_file,
+)
+from echo_node.models.folder import WEIGHTS
 from echo_node.storage import files
+from echo_node.weights.merge_adapter import write_merged
 from echo_node.weights.store import WeightsStore
 from protocol import Layout, Manifest, Rules, blob_id
 from protocol.manifest import ModelFile
@@ -34,8 +44,22 @@ def export_version(
     *,
     version: int | None = None,
     model: Path | None = None,
+    merged: bool = False,
 ) -> Exported:
-    """Write a version to a folder; the active one if none is named. Blocks."""
+    """Write a version to a folder; the active one if none is named. Blocks.
+
+    With `merged` the adapter of a LoRA run is added to its base, which is in the folder `model`.
+    """
+    adapter = _settings(manifest)
+    if merged and adapter is None:
+        raise ConfigError(
+            "the run trains a whole model: there is nothing to merge", advice="leave --merged out"
+        )
+    if merged and (model is None or read_adapter(model) != adapter):
+        raise ConfigError(
+            "merging needs the base of the run's adapter",
+            advice="give the run's own model folder with --model",
+        )
     with looking_at(to, advice="name a new folder, in one of yours"):
         is_there = to.exists()
     if is_there:
@@ -53,12 +77,23 @@ def export_version(
             files.disk_errors(f"writing {to}"),
         ):
             to.mkdir(parents=True)
-            with (to / "model.safetensors").open("xb") as file:
-                file.write(store.flat.header)
-                for tensor in store.flat.tensors:
-                    file.write(held.state[tensor.name].data)
+            if merged and adapter is not None and model is not None:
+                write_merged(model, held.state, adapter, to / WEIGHTS)
+            else:
+                with (to / (WEIGHTS if adapter is None else PEFT_WEIGHTS)).open("xb") as file:
+                    file.write(store.flat.header)
+                    for tensor in store.flat.tensors:
+                        file.write(held.state[tensor.name].data)
+                if adapter is not None:
+                    (to / PEFT_SETTINGS).write_bytes(settings_file(adapter))
         missing = [each.name for each in manifest.model.files if not _copy(each, store, model, to)]
-        return Exported(head.message.version, store.flat.anchor_size, tuple(missing))
+        size = (to / WEIGHTS).stat().st_size if merged else store.flat.anchor_size
+        return Exported(head.message.version, size, tuple(missing))
+
+
+def _settings(manifest: Manifest) -> AdapterSettings | None:
+    found = manifest.model.adapter
+    return AdapterSettings(found.rank, found.alpha, found.targets) if found else None
 
 
 def _copy(file: ModelFile, store: WeightsStore, model: Path | None, to: Path) -> bool:

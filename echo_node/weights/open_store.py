@@ -11,7 +11,8 @@ import trio
 
 from echo_node.engine.base import TensorBytes
 from echo_node.errors import ConfigError, EchoError, boundary
-from echo_node.models.folder import INDEX, WEIGHTS, map_folder
+from echo_node.models.adapter import map_weights, read_adapter
+from echo_node.models.folder import INDEX, WEIGHTS
 from echo_node.models.safetensors_file import MappedTensor, map_tensors
 from echo_node.net.base import Network
 from echo_node.net.blobs.client import BlobClient
@@ -66,8 +67,8 @@ def take_folder(store: WeightsStore, folder: Path) -> bool:
 
 def read_folder(folder: Path) -> dict[str, TensorBytes]:
     """Return the tensors of a folder's safetensors files, mapped; without any, nothing."""
-    if (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
-        return from_mapped(map_folder(folder))
+    if read_adapter(folder) or (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
+        return from_mapped(map_weights(folder))
     found: dict[str, MappedTensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         found |= map_tensors(path)
@@ -112,7 +113,10 @@ async def open_store(
 
 
 async def fetch_layout(network: Network, rules: Rules, named: Collection[bytes] = ()) -> Layout:
-    """Fetch the layout that the manifest names. The type refuses names outside a folder."""
+    """Fetch the layout that the manifest names.
+
+    The type refuses names outside a folder.
+    """
     peers = [peer for peer in dict.fromkeys((*rules.trainers, *named)) if peer != network.public]
     wants = [Want(rules.layout, most=limits.LAYOUT_BYTES)]
     found = await BlobClient(network).fetch(wants, named=[*peers, *sorted(network.peers() - {*peers})])

@@ -25,7 +25,10 @@ _GROUPS: Final = 4_096
 
 @row
 class UsedGroup:
-    """A group that was trained on. `rewards` are the trainer's, in float64, per completion."""
+    """A group that was trained on.
+
+    `rewards` are the trainer's, in float64, per completion.
+    """
 
     id: Digest
     sampler: Key

@@ -1,8 +1,9 @@
-"""Publish a trained state: write its blobs, then sign and keep its head.
+"""Publish a trained state: write its blobs, sign and keep its head, make it active.
 
 A head is signed once: its blobs are synced, then it is kept, and only then may a byte of it leave.
 A restarted publisher finds the head that it kept last and gives the same bytes, so that a crash
-never makes an honest leader equivocate.
+never makes an honest leader equivocate. A head can be sent before its state is the active one:
+`activate` may come later, or in the next process.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from typing import Any, Final
 
 from echo_node.net.blobs.blob_registry import InFile
 from echo_node.weights.chain_log import Head
-from echo_node.weights.flat_view import FlatSource
+from echo_node.weights.flat_view import FlatSource, ReadableState
 from echo_node.weights.route_reader import ANCHOR_CODEC
 from echo_node.weights.route_writer import RouteWriter
 from echo_node.weights.store import WeightsStore
-from echo_node.weights.tensors import State
 from echo_node.weights.version_archive import NoWayError
 from protocol import ZERO, Identity, Roster, Route, WeightsHead, encode, merkle_root, open_sealed, seal
 
-__all__ = ["ANCHOR_CODEC", "WHOLE", "Cadence", "Publication", "Publisher"]
+__all__ = ["ANCHOR_CODEC", "WHOLE", "Cadence", "Publication", "Publisher", "SignedVersion"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,6 +46,16 @@ class Publication:
 
     head: Head
     blobs: dict[bytes, InFile]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SignedVersion:
+    """A version whose head is signed and kept, and whose state is not active yet."""
+
+    head: Head
+    source: FlatSource
+    hashes: list[bytes]
+    """Hashes of its chunks."""
 
 
 class Publisher:
@@ -89,16 +99,32 @@ class Publisher:
 
     def publish(
         self,
-        state: State,
+        state: ReadableState,
         *,
         step: int,
         roster: Roster,
         groups: Sequence[bytes],
         ext: Mapping[str, Any] = _NOTHING,
     ) -> Publication:
-        """Publish the next version: weights, the groups trained on, and the roster.
+        """Sign the next version, and make it the active one."""
+        with self._store.turn():
+            signed = self.sign(state, step=step, roster=roster, groups=groups, ext=ext)
+            self.activate(signed)
+            return self._publication(signed.head)
 
-        Blobs that `ext` names are in the store already.
+    def sign(
+        self,
+        state: ReadableState,
+        *,
+        step: int,
+        roster: Roster,
+        groups: Sequence[bytes],
+        ext: Mapping[str, Any] = _NOTHING,
+    ) -> SignedVersion:
+        """Sign the next version: weights, the groups trained on, and the roster.
+
+        Blobs that `ext` names are in the store already. The state is read chunk by chunk, and must
+        not change until `activate` has returned.
         """
         store = self._store
         with store.turn():
@@ -124,8 +150,11 @@ class Publisher:
             head = open_sealed(seal(message, self._identity, run), WeightsHead, run)
             store.blobs.sync()
             store.keep_head(head)
-            store.swap(head, writer.after, lambda chunk, _: source.chunk(chunk))
-            return self._publication(head)
+            return SignedVersion(head, source, writer.after)
+
+    def activate(self, signed: SignedVersion) -> None:
+        """Make a signed version the active one of the store."""
+        self._store.swap(signed.head, signed.hashes, lambda chunk, _: signed.source.chunk(chunk))
 
     def _publication(self, head: Head) -> Publication:
         return Publication(head, self._store.held_of(head))

@@ -371,7 +371,10 @@ class Puller:
         return True
 
     async def _settle(self) -> None:
-        """Remove old blobs after each version. Meanwhile nothing is pulled; reading goes on."""
+        """Remove old blobs after each version.
+
+        Meanwhile nothing is pulled; reading goes on.
+        """
         while True:
             await self._moved.wait()
             self._moved = trio.Event()

@@ -26,7 +26,10 @@ _MARK: Final = "whole"
 
 
 class StateFile:
-    """File of the size of a flat state. `mark` is the head that it holds for sure, if any."""
+    """File of the size of a flat state.
+
+    `mark` is the head that it holds for sure, if any.
+    """
 
     def __init__(self, path: Path, flat: FlatLayout, *, durable: bool) -> None:
         self._path = path

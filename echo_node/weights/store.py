@@ -59,6 +59,8 @@ class WeightsStore:
         """Folder in which blobs are written and downloaded."""
         self.lent = lent
         """Blobs served besides the chain. Their owner removes them; pruning does not."""
+        self._pinned: frozenset[bytes] = frozenset()
+        """Heads that stay buildable. Replaced and never changed, so that it needs no lock."""
 
     @classmethod
     @contextmanager
@@ -110,6 +112,12 @@ class WeightsStore:
         The chain's newest may be another: newer, or on another branch.
         """
         return self._held.head
+
+    @property
+    def tip_of_chain(self) -> Head | None:
+        """Return the head of the active version, if it is still on the chain."""
+        tip = self.tip
+        return tip if tip is not None and any(tip.id == head.id for head in self.follower.heads) else None
 
     def find(self, head_id: bytes) -> Head | None:
         """Return a known head, of the chain or of an abandoned branch."""
@@ -233,14 +241,27 @@ class WeightsStore:
             with leased(self.archive, head, other.view()) as held:
                 yield held
 
+    def pin(self, head_id: bytes) -> None:
+        """Keep a version buildable while this store is open, until `unpin`.
+
+        Does not block.
+        """
+        self._pinned = self._pinned | {head_id}
+
+    def unpin(self, head_id: bytes) -> None:
+        """Let a version be pruned again. Does not block."""
+        self._pinned = self._pinned - {head_id}
+
     def prune(self, *, versions: int, settled: bytes | None) -> int:
         """Remove blobs of old versions; return the bytes freed.
 
-        The last `versions` can still be built. `settled` is a head with an anchor that enough
-        others hold: only what is older may go.
+        The last `versions` can still be built, and so can pinned ones. `settled` is a head with an
+        anchor that enough others hold: only what is older may go.
         """
         with self._turn:
-            needed = blob_gc.needed(self.archive, self.tip, versions=versions, settled=settled)
+            needed = blob_gc.needed(
+                self.archive, self.tip, versions=versions, settled=settled, pinned=self._pinned
+            )
             return 0 if needed is None else self.archive.keep_only(needed)
 
     def verify(self) -> list[str]:

@@ -28,7 +28,10 @@ def write_metadata(folder: Path, manifest: Opened[Manifest], layout: Layout) -> 
 
 
 def read_metadata(folder: Path, manifest: Path | None = None) -> tuple[Opened[Manifest], Rules, Layout]:
-    """Read the run and the layout of a store. `manifest` is another file to take the run from."""
+    """Read the run and the layout of a store.
+
+    `manifest` is another file to take the run from.
+    """
     chosen = manifest or folder / _MANIFEST
     with looking_at(folder):
         is_store = (folder / "heads").is_dir()

@@ -1,19 +1,17 @@
 """Canonical state: named tensors as bytes, sorted by name, flat, in hashed chunks.
 
-Reads and writes safetensors, the format of anchors. A tensor is a type, a shape and bytes.
+A tensor is a type, a shape and bytes. An anchor is this state as a safetensors file, whose header
+`flat_layout.py` writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
-
-import safetensors
+from typing import Final
 
 from echo_node.engine.base import Dtype, TensorBytes
-from echo_node.errors import ConfigError, PeerError, boundary
+from echo_node.errors import ConfigError
 from echo_node.models.safetensors_file import MappedTensor
-from echo_node.weights.flat_layout import FlatLayout
 from protocol import Layout, blob_id, limits, merkle_root
 from protocol.weights import ELEMENT_TYPES, TensorEntry
 
@@ -55,29 +53,6 @@ def chunk_hashes(state: State) -> list[bytes]:
 def root_of(state: State) -> bytes:
     """Return the Merkle root of the chunk hashes, as in a head."""
     return merkle_root(chunk_hashes(state))
-
-
-def write_safetensors(state: State) -> bytes:
-    """Write an anchor, as `transformers` opens it.
-
-    Written here and not by the library, since its hash is in the head: the same state must give the
-    same bytes with any version of a library.
-    """
-    return b"".join((FlatLayout(layout_of(state)).header, *(state[name].data for name in sorted(state))))
-
-
-def read_safetensors(data: bytes) -> dict[str, TensorBytes]:
-    """Read the tensors of an anchor; refuse types that the wire does not have."""
-    with boundary(PeerError, "reading weights as safetensors"):
-        entries: Any = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
-    state = {}
-    for name, entry in entries:
-        if entry["dtype"] not in _FROM_FILE:
-            raise PeerError(
-                f"tensor {name[:64]!r} has the type {entry['dtype']!r}, which the chain does not carry"
-            )
-        state[name] = TensorBytes(_FROM_FILE[entry["dtype"]], tuple(entry["shape"]), bytes(entry["data"]))
-    return dict(sorted(state.items()))
 
 
 def from_mapped(found: Mapping[str, MappedTensor]) -> dict[str, TensorBytes]:

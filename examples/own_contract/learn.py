@@ -4,34 +4,30 @@ python examples/own_contract/learn.py [STEPS]     (after pip install examples/ow
 """
 
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import trio
 
-from echo_node.contract import load
-from echo_node.models import embedded
 from echo_node.net.memory import MemorySwarm
 from echo_node.node import Node
-from echo_node.runs.run import Run, draft
+from echo_node.runs.spec import RunSpec, new_run, open_run, write_run
 from echo_node.telemetry.metrics import Records
 from protocol import Identity
-from protocol.manifest import Sampling, Sync
 
 
-async def main(steps: int) -> None:
+async def main(steps: int, folder: Path) -> None:
     trainer, *samplers = (Identity.generate() for _ in range(3))
-    manifest = draft(
+    spec = RunSpec(
         name="digits in order",
-        folder=embedded.folder(),
-        contract=load("digits-sorted", "1"),
-        params={},
+        contract="digits-sorted@1",
+        trainers=[trainer.peer_id],
         algorithm={"batch_groups": 32, "learning_rate": 3e-4},
-        sampling_=Sampling(group_size=8, max_prompt=7, max_tokens=6, temperature=1.0),
-        sync=Sync(async_from=0, head_every=1, in_flight=False, staleness=4),
-        author=trainer,
-        trainers=[trainer.public],
-        nonce=bytes(32),
+        sampling={"group_size": 8, "max_prompt": 7, "max_tokens": 6},
+        verification={"policy": "self", "share": 0.0},
     )
-    run = Run.open(manifest, embedded.folder())
+    write_run(folder / "run", new_run(spec, trainer, nonce=bytes(32)))
+    run = open_run(folder / "run")
     records = Records()
     async with MemorySwarm() as swarm, trio.open_nursery() as nursery:
         for identity in samplers:
@@ -43,4 +39,5 @@ async def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, int(sys.argv[1]) if len(sys.argv) > 1 else 200)
+    with TemporaryDirectory() as place:
+        trio.run(main, int(sys.argv[1]) if len(sys.argv) > 1 else 200, Path(place))

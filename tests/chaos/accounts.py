@@ -108,14 +108,20 @@ def _last_term(key: bytes, branches: Branches) -> int:
 
 
 def _still_waits(node: NodeEvidence, group: KnownGroup, branches: Branches) -> bool:
-    """In the buffer, or in a batch that was drawn under the newest head and not yet published."""
+    """In the buffer, or in a batch that was drawn on the newest head and not yet published.
+
+    It may have been drawn while that head was being published.
+    """
     if group.state == "waiting":
         return True
-    tip = branches.chain[-1].id if branches.chain else b""
-    return (
-        any(each.number == group.batch and each.tip == tip for each in node.trainer.batches)
-        if node.trainer
-        else False
+    if not node.trainer or not branches.chain:
+        return False
+    tip = branches.chain[-1]
+    return any(
+        each.number == group.batch
+        and each.version > tip.message.version
+        and each.tip in {tip.id, tip.message.previous}
+        for each in node.trainer.batches
     )
 
 

@@ -120,7 +120,11 @@ class Branches:
             if node.trainer is None:
                 continue
             groups = node.trainer.groups
-            batches = self._batches.get((node.name, version, before.id), ())
+            batches = [  # drawn while the head before was being published, or after
+                each
+                for tip in (before.message.previous, before.id)
+                for each in self._batches.get((node.name, version, tip), ())
+            ]
             journalled = tuple(
                 Trained(groups[id_], version, each.policy_step, node.name, each.number)
                 for each in batches

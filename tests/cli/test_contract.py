@@ -54,10 +54,11 @@ def test_the_built_in_contracts_are_listed():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in {"knights-knaves", "reasoning-gym"} else [])
-        for name, _ in sorted(
-            BUILT_IN
-        )  # of the three that stand on reasoning-gym, one is enough for every day
+        pytest.param(
+            f"{name}@{version}",
+            marks=[pytest.mark.slow] if name in {"knights-knaves", "reasoning-gym"} else [],
+        )
+        for name, version in sorted(BUILT_IN)  # of those that stand on reasoning-gym, one name is enough
     ],
 )
 def test_every_built_in_contract_passes_its_trial(name):

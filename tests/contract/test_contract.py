@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from importlib.metadata import EntryPoint
 
@@ -27,7 +28,6 @@ from echo_node.contract import (
 from echo_node.contract.builtin.digits_reverse import DigitsReverse
 from echo_node.errors import LONGEST, ContractError
 from protocol import blob_id, limits
-from protocol.manifest import ContractVector
 
 KEY = bytes(range(32))
 
@@ -282,7 +282,7 @@ def test_a_contract_passes_its_own_vectors_and_fails_those_of_another():
 def test_the_first_vector_that_differs_is_named():
     vectors = list(contract_vectors(DigitsReverse(), [bytes([n]) * 32 for n in range(4)]))
     good = vectors[2]
-    vectors[2] = ContractVector(key=good.key, prompt=good.prompt, score=0.5, text=good.text)
+    vectors[2] = dataclasses.replace(good, score=0.5)
     with pytest.raises(ContractError, match=r"vector 2 .*not 0\.5"):
         check_vectors(DigitsReverse(), vectors)
 

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -302,6 +303,17 @@ def test_what_is_written_together_is_there_together_or_not_at_all(ledger):
         ledger.sent(entry(1))
         ledger.verdict(verdict(entry(1)))
     assert ledger.credit(ANNA).tokens == 11
+
+
+def test_after_a_write_that_failed_the_next_one_is_kept(tmp_path):
+    with Ledger(tmp_path / "ledger") as ledger:
+        with suppress(ZeroDivisionError), ledger.transaction():
+            ledger.sent(entry(1))
+            raise ZeroDivisionError
+        ledger.sent(entry(2))
+    with Ledger(tmp_path / "ledger") as ledger:
+        assert ledger.state(entry(1).id) is None
+        assert ledger.state(entry(2).id) == ("sent", "")
 
 
 def test_threads_write_through_one_ledger_and_nothing_is_lost(ledger):

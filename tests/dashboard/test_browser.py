@@ -73,6 +73,29 @@ def test_news_appear_without_a_reload(browser):
         assert tab.evaluate("window.same") == "yes"
 
 
+def test_held_out_rewards_are_a_curve_of_dots_that_grows(browser):
+    story = a_long_story("trainer", 40)
+    with shown(story.board) as page, looking(browser, page) as tab:
+        expect(tab.locator("#reward path.curve")).to_be_attached()
+        expect(tab.locator("#reward circle.mark")).to_have_count(0)
+
+        def measured(*curve):
+            found = {"reward": curve[-1][1], "best_reward": 0.76, "best_version": 20, "curve": list(curve)}
+            told = {**story.board.snapshot()["progress"], "evaluation": found}
+            page.tell(lambda: story.board.record("progress", "", told))
+
+        measured([0, 0.25], [20, 0.76])
+        expect(tab.locator("#reward circle.mark")).to_have_count(2)
+        expect(tile(tab, "Held out")).to_have_text("0.76")
+        expect(tab.locator("#reward-foot")).to_contain_text("Dots are held-out rewards.")
+        drawn = tab.locator("#reward path.marks").get_attribute("d")
+        measured([0, 0.25], [20, 0.76], [40, 0.7])
+        expect(tab.locator("#reward circle.mark")).to_have_count(3)
+        longer = tab.locator("#reward path.marks").get_attribute("d")
+        assert longer.startswith(drawn)
+        assert longer != drawn
+
+
 def test_a_clock_that_is_wrong_is_said_first(browser):
     story = a_long_story("sampler", 4)
     with shown(story.board) as page, looking(browser, page) as tab:

@@ -152,6 +152,19 @@ def test_the_reward_passes_four_fifths_within_three_minutes_of_the_start(mode, t
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+@pytest.mark.parametrize("mode", ["async", "sequential"])
+def test_an_environment_of_several_turns_is_learnt(mode, seed, tmp_path):
+    told, steps, said = whole(tmp_path, "--task", "guess-number", "--mode", mode, "--seed", seed)
+    halving = 0.1 * 1 + 0.2 * 0.75 + 0.4 * 0.5 + 0.3 * 0.25  # what an optimal player gets
+    assert sum(step["reward"] for step in steps[:5]) / 5 < 0.7 * halving
+    assert told["final_reward"] > 0.8 * halving
+    assert told["honest_muted"] == 0, said
+    assert told["seconds"] < 240, "on two cores that do nothing else"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("mode", ["async", "sequential"])
 def test_cheats_are_caught_nobody_else_is_and_the_swarm_learns(mode, tmp_path):
     told, steps, said = whole(tmp_path, "--mode", mode, "--hostile", "--steps", "100")

@@ -12,9 +12,9 @@ import trio
 from echo_node.election.candidate import PAUSES, STEADFAST
 from echo_node.errors import ConfigError
 from echo_node.net.memory import MemorySwarm
-from protocol import TermVote
+from protocol import TermVote, VoteAnswer, encode, limits, topics
 from protocol.chain import order
-from tests.election.peers import ANN, BEN, CAT, LEASE, SAM, VAL, WIN, granted, peer, rules
+from tests.election.peers import ANN, BEN, CAT, LEASE, SAM, VAL, WIN, granted, head_after, peer, rules
 
 
 async def all_hold(peers, head):
@@ -186,6 +186,56 @@ async def test_votes_of_one_term_do_not_count_in_another(tmp_path, autojump_cloc
                 await each.chain.take_grant(granted(vote, CAT, VAL, WIN))
 
 
+async def test_a_candidate_asks_neither_itself_nor_an_elector_that_was_revoked(
+    tmp_path, autojump_clock, monkeypatch
+):
+    of = rules((ANN, BEN, CAT), (ANN, BEN, CAT, VAL, WIN))
+    async with MemorySwarm() as swarm, AsyncExitStack() as stack:
+        ann, ben, val, win = [
+            await stack.enter_async_context(peer(swarm, who, tmp_path, of)) for who in (ANN, BEN, VAL, WIN)
+        ]
+        for _ in range(2):
+            head = await ann.publish()
+        await all_hold((ben, val, win), head)
+        twin = head_after(ben.follower, ANN, tip=ben.follower.heads[0])
+        for each in (ben, val, win):
+            await each.chain.take_head(twin.sealed)
+            assert each.follower.revoked == {ANN.public}
+            await each.lease.wait_until_over()
+        asked, ask = [], ben.candidate._ask
+        monkeypatch.setattr(ben.candidate, "_ask", lambda who, vote: (asked.append(who), ask(who, vote))[1])
+        assert await ben.candidate.stand()
+        assert set(asked) == {CAT.public, VAL.public, WIN.public}
+
+
+async def test_electors_that_never_answer_count_for_five_rounds_and_then_no_longer(tmp_path, autojump_clock):
+    of = rules((ANN, BEN, CAT), (ANN, BEN, CAT, VAL, WIN))
+    async with MemorySwarm() as swarm, peer(swarm, BEN, tmp_path, of) as ben:
+        async with peer(swarm, ANN, tmp_path, of) as ann:
+            await all_hold((ben,), await ann.publish())
+        await ben.lease.wait_until_over()
+        can_win, candidate = [], ben.candidate
+        with trio.move_on_after(sum(PAUSES) + 10):
+            await candidate.stand()
+        for candidate._rounds in (STEADFAST, STEADFAST + 1):
+            can_win.append(candidate._can_win())
+        assert can_win == [True, False]
+
+
+async def test_a_ballot_without_its_electors_signature_does_not_count(tmp_path, autojump_clock):
+    async def lie(_peer, _question):
+        return encode(VoteAnswer(refusal=None, signature=bytes(64)))
+
+    async with MemorySwarm() as swarm, peer(swarm, BEN, tmp_path) as ben, swarm.join(VAL) as val:
+        async with peer(swarm, ANN, tmp_path) as ann:
+            await all_hold((ben,), await ann.publish())
+        await ben.lease.wait_until_over()
+        with val.serve(topics.VOTE_STREAM, lie, most=limits.VOTE_BYTES), trio.move_on_after(LEASE):
+            await ben.candidate.stand()
+        assert ben.follower.term == 1
+        assert VAL.public not in ben.candidate._ballots
+
+
 @pytest.mark.parametrize("rival", [False, True], ids=["alone", "a trainer named before stands too"])
 async def test_an_election_takes_one_round_and_five_more_to_give_way(tmp_path, autojump_clock, rival):
     of = rules((ANN, BEN, CAT), (ANN, BEN, CAT, VAL, WIN))
@@ -199,7 +249,7 @@ async def test_an_election_takes_one_round_and_five_more_to_give_way(tmp_path, a
         for each in (ben, cat, val, win):
             await each.lease.wait_until_over()
         if rival:
-            ben.server.standing = 2
+            ben.server.set_candidacy(2)
         rounds = STEADFAST if rival else 0
         begun = trio.current_time()
         assert await cat.candidate.stand()

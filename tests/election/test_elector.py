@@ -205,7 +205,7 @@ async def test_who_stands_gives_way_to_those_before_it_and_to_nobody_after(tmp_p
     ):
         await ben.chain.take_head(chain().heads[0].sealed)
         await ben.lease.wait_until_over()
-        ben.server.standing = 2
+        ben.server.set_candidacy(2)
         assert (await ask(cat, BEN, vote_for(CAT, ben.follower))).refusal == "standing"
         assert (await ask(ann, BEN, vote_for(ANN, ben.follower))).signature is not None
 

@@ -110,6 +110,19 @@ async def test_waiting_ends_with_the_heartbeat_or_with_the_silence(autojump_cloc
         assert story == ["works", "stops"]
 
 
+async def test_a_lease_is_fresh_to_its_last_moment(autojump_clock):
+    chain = Chain()
+    lease = Lease(lambda: chain.now, LEASE, clock=clock)
+    lease.begin()
+    assert not lease.is_fresh
+    lease.take(beat_of(chain.now, ANN, 1))
+    await trio.sleep(0.999 * LEASE)
+    assert lease.is_fresh
+    assert lease.fresh_seconds == pytest.approx(0.001 * LEASE)
+    await trio.sleep(0.001 * LEASE)
+    assert not lease.is_fresh
+
+
 # Recordings
 
 

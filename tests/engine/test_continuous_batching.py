@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from echo_node.engine.base import Change, SlotRequest, Span, Update, generate_groups
+from echo_node.engine import local
+from echo_node.engine.base import Change, Claim, Prefix, SlotRequest, Span, Update, generate_groups
 from echo_node.engine.local import LocalEngine
 from echo_node.errors import EngineError
 from protocol import sampling
@@ -108,6 +109,84 @@ def test_every_completion_is_its_own_lucks_whatever_runs_beside_it(engine_of, ro
         for completion, draw in enumerate(group):
             assert draw.spans == (Span(0, HEAD),)
             check(engine, request, draw, completion)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_a_completion_goes_on_after_what_was_drawn_of_it_as_if_nothing_had_happened(engine_of, rows, watched):
+    engine = engine_of(rows)
+    requests = mixed(12)
+    whole = generate_groups(engine, requests)
+    luck = np.random.default_rng(5)
+    resumed, kept = [], 0
+    for request, group in zip(requests, whole, strict=True):
+        drawn = []
+        for number, draw in enumerate(group):
+            cut = int(luck.integers(0, draw.ids.size + 1))  # nothing, a part, or all of it
+            kept += cut
+            if cut:
+                drawn.append(Prefix(number, draw.ids[:cut], draw.logprobs[:cut]))
+        resumed.append(dataclasses.replace(request, drawn=tuple(drawn)))
+    watched.noted.clear()
+    with engine.batch() as batch:
+        for request in resumed:
+            batch.add(request)
+        ended = {}
+        while not batch.idle:
+            ended |= {(each.request, each.completion): each.draw for each in batch.step()}
+        total = sum(draw.ids.size for group in whole for draw in group)
+        assert batch.tokens == total - kept, "what was drawn is not drawn again"
+    for number, (request, group) in enumerate(zip(requests, whole, strict=True)):
+        for completion, draw in enumerate(group):
+            again = ended[number, completion]
+            assert again.ids.tolist() == draw.ids.tolist()
+            assert again.finish == draw.finish
+            check(engine, request, again, completion)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64])
+def test_long_claims_are_scored_in_pieces_as_in_one_pass(engine_of, watched, monkeypatch, piece):
+    engine = engine_of(2)
+    luck = np.random.default_rng(9)
+    claims = [
+        Claim(luck.integers(0, 32, before), luck.integers(0, 32, size)) for before, size in ((5, 40), (21, 3))
+    ]
+    whole = engine.score_many(claims, LIMITS)
+    monkeypatch.setattr(local, "LONG", piece)
+    asked = []
+    was = watched.score_pieces
+
+    def spied(*given):
+        for logits in was(*given):
+            asked.append(len(logits))
+            yield logits
+
+    monkeypatch.setattr(watched, "score_pieces", spied)
+    again = engine.score_many(claims, LIMITS)
+    assert max(asked, default=0) <= piece
+    assert (not asked) == (piece == 64)
+    for one, other in zip(whole, again, strict=True):
+        for name in ("logprobs", "low", "high", "squares_low", "squares_high", "squares"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-5)
+    engine.score_many(claims[:1], LIMITS)
+    generate_groups(engine, mixed(2))  # and rows are as usable as before
+
+
+BAD_PREFIXES = {
+    "of another completion": Prefix(2, np.array([1]), np.array([-1.0])),
+    "too long": Prefix(0, np.ones(99, np.int64), np.ones(99)),
+    "of foreign tokens": Prefix(0, np.array([10**6]), np.array([-1.0])),
+    "without all log-probabilities": Prefix(0, np.array([1, 2]), np.array([-1.0])),
+    "empty": Prefix(0, np.array([], np.int64), np.array([])),
+}
+
+
+@pytest.mark.parametrize("prefix", BAD_PREFIXES.values(), ids=BAD_PREFIXES.keys())
+def test_a_prefix_that_does_not_fit_is_refused_before_any_work(engine_of, watched, prefix):
+    engine = engine_of(4)
+    request = SlotRequest(np.arange(3), bytes(32), 2, dataclasses.replace(LIMITS, max_tokens=8), (prefix,))
+    with pytest.raises(EngineError, match="prefix"):
+        generate_groups(engine, [request])
+    assert not [name for name, *_ in watched.noted if name in {"prefill", "decode"}]
 
 
 def test_a_place_is_taken_again_at_once_and_no_more_than_there_are(engine_of, watched):

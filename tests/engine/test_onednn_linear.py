@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def all_sizes(monkeypatch):
     monkeypatch.setattr(packing, "LEAST", 1)
+    monkeypatch.setattr(packing, "PAYS", 0)
 
 
 def layer(*, bias=False, outputs=7):
@@ -58,6 +59,28 @@ def test_a_weight_that_changed_is_packed_again_and_no_other():
     assert torch.allclose(through(packed, model, given), model(given), atol=1e-6)
     assert packed._packed[model[0]] is first
     assert packed._packed[model[1]] is not second
+
+
+@pytest.mark.usefixtures("all_sizes")
+def test_matrices_are_packed_once_they_have_served_and_anew_after_a_change(monkeypatch):
+    monkeypatch.setattr(packing, "PAYS", 3)
+    made, given = layer(), torch.randn(2, 5)
+    packed = OneDnnLinears(made)
+
+    def steps_until_packed():
+        for step in range(1, 9):
+            through(packed, made, given)
+            if packed._packed[made] is not None:
+                return step
+        return None
+
+    assert steps_until_packed() == 4
+    assert steps_until_packed() == 1, "and it stays packed"
+    packed.changed(made.weight)
+    assert packed._packed[made] is None
+    through(packed, made, given)
+    packed.changed(made.weight)
+    assert steps_until_packed() == 4, "versions that serve shortly are never packed"
 
 
 @pytest.mark.usefixtures("all_sizes")

@@ -17,10 +17,20 @@ import numpy as np
 import psutil
 import pytest
 
-from echo_node.engine.base import Change, Claim, EngineStoppedError, TensorBytes, Update, generate_groups
+from echo_node.engine.base import (
+    Change,
+    Claim,
+    EngineStoppedError,
+    Prefix,
+    TensorBytes,
+    Update,
+    generate_groups,
+)
 from echo_node.engine.engine_classes import EngineSpec, make_engine
+from echo_node.engine.worker import partial_draws, rpc_generate
 from echo_node.engine.worker import process as processes
 from echo_node.engine.worker.client import Backoff, WorkerEngine
+from echo_node.engine.worker.partial_draws import PartialDraws
 from echo_node.engine.worker.process import EngineProcess
 from echo_node.errors import ConfigError, EngineError
 from echo_node.runtime.threads import run_stoppable
@@ -411,6 +421,61 @@ def test_a_process_that_is_killed_in_a_batch_is_an_error_and_the_work_can_be_don
     engine, folder, weights
 ):
     check_death(engine, folder, weights, signal.SIGKILL)
+
+
+def test_what_a_process_that_died_had_drawn_is_not_drawn_again(folder, weights, monkeypatch):
+    """It is killed a while into long completions; the next process goes on where it was."""
+    ends = dataclasses.replace(LIMITS, max_tokens=4_000, end_tokens=frozenset())
+    requests = models.requests(2, group_size=2, limits=ends, lengths=(3, 8), seed=2)
+    sent = []
+    pack = rpc_generate.pack_request
+    monkeypatch.setattr(rpc_generate, "pack_request", lambda request: sent.append(request) or pack(request))
+    with WorkerEngine(spec_of(folder, LIGHT), backoff=dataclasses.replace(QUICK)) as engine:
+        engine.load(HEAD, weights)
+
+        def kill():
+            if engine._partial._tokens >= 600 and engine.pid is not None:
+                os.kill(engine.pid, signal.SIGKILL)
+            return False
+
+        with pytest.raises(EngineError, match="died while generating"):
+            list(engine.generate(requests, stop=kill))
+        engine.load(HEAD, weights)
+        groups = generate_groups(engine, requests)
+        resumed = [prefix for request in sent[2:] for prefix in request.drawn]
+        assert sum(prefix.ids.size for prefix in resumed) >= 600
+        for request, group in zip(sent[2:], groups, strict=True):
+            for prefix in request.drawn:
+                draw = group[prefix.completion]
+                assert draw.ids[: prefix.ids.size].tolist() == prefix.ids.tolist()
+            assert [draw.ids.size for draw in group] == [4_000, 4_000]
+        assert engine._partial._tokens == 0, "and nothing is kept when all is done"
+
+
+def test_what_was_drawn_under_other_weights_is_drawn_again():
+    kept = PartialDraws()
+    kept.begin(HEAD)
+    (request,) = models.requests(1, group_size=2, limits=LONG)
+    assert kept.resumed(request) is request
+    kept.add(0, Prefix(1, np.arange(3), np.zeros(3)))
+    kept.begin(HEAD)
+    assert [each.ids.tolist() for each in kept.resumed(request).drawn] == [[0, 1, 2]]
+    kept.begin(NEW)
+    assert kept.resumed(request).drawn == ()
+
+
+def test_tokens_that_are_kept_take_bounded_memory(monkeypatch):
+    monkeypatch.setattr(partial_draws, "MOST_TOKENS", 10)
+    kept = PartialDraws()
+    kept.begin(HEAD)
+    (request,) = models.requests(1, group_size=3, limits=LONG)
+    kept.resumed(request)
+    for completion in (0, 1, 2, 0, 1, 2):
+        kept.add(0, Prefix(completion, np.arange(3), np.zeros(3)))
+        assert kept._tokens <= 10
+    kept.begin(HEAD)
+    for prefix in kept.resumed(request).drawn:
+        assert prefix.ids.tolist() in ([0, 1, 2], [0, 1, 2, 0, 1, 2]), "and none has a gap"
 
 
 @pytest.mark.slow

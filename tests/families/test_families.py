@@ -16,6 +16,7 @@ from echo_node.engine.torch_decoder import TorchDecoder
 from echo_node.errors import EngineError
 from echo_node.models.families import FAMILIES, check_family, read_config
 from echo_node.runs.algorithm import StepSettings
+from echo_node.trainer import tree_attention
 from echo_node.trainer.step import TrainStep
 from echo_node.trainer.tree_packing import TrainingGroup, pack
 from tests.engine import models
@@ -81,10 +82,15 @@ def test_the_zoo_has_every_family(made):
     assert {check_family(read_config(made(name))).name for name in zoo.MODELS} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("piece", [10_000, 7])
+@pytest.mark.parametrize(("piece", "way"), [(10_000, "dense"), (7, "blocks")])
 @pytest.mark.parametrize("name", zoo.MODELS)
-def test_the_trainers_log_probabilities_and_gradients_are_those_of_an_eager_forward(made, name, piece):
+def test_the_trainers_log_probabilities_and_gradients_are_those_of_an_eager_forward(
+    made, name, piece, way, monkeypatch
+):
     folder, group = made(name), tree_group()
+    if way != "dense":
+        monkeypatch.setattr(tree_attention, "DENSE", 0)
+        monkeypatch.setattr(tree_attention, "BLOCK", 16)
     step, plain = new_step(folder), eager(folder)
     step._policy.head.piece = piece
     (row,) = step._rows(group)
@@ -107,6 +113,21 @@ def test_the_trainers_log_probabilities_and_gradients_are_those_of_an_eager_forw
         largest = weight.grad.abs().max()
         assert largest > 0
         torch.testing.assert_close(gradient, weight.grad, rtol=0, atol=float(1e-4 * largest + 1e-6))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", zoo.MODELS)
+@torch.no_grad()
+def test_flex_attention_gives_the_log_probabilities_of_an_eager_forward(made, name, monkeypatch):
+    """As on CUDA, but not compiled; on a CPU torch has no backward pass for it."""
+    monkeypatch.setattr(tree_attention, "DENSE", 0)
+    monkeypatch.setattr(tree_attention, "FLEX_DEVICES", ("cpu",))
+    folder, group = made(name), tree_group()
+    found, plain = new_step(folder).log_probs(group), eager(folder)
+    for own, ids in zip(found, group.ids, strict=True):
+        every = plain_log_probs(plain, group.prompt_ids, ids)
+        wanted = every.gather(1, torch.from_numpy(ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.from_numpy(own), wanted, rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize(

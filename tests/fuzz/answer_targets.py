@@ -24,6 +24,7 @@ from echo_node.runs.manifest_exchange import _ask as ask_for_manifest
 from echo_node.sampler.delivery import GroupDelivery
 from echo_node.trainer.batch_source import BatchRequest
 from echo_node.trainer.receipts import Receipts
+from echo_node.trainer.request_deadlines import RequestDeadlines
 from echo_node.trainer.sequential_source import SequentialSource
 from echo_node.weights.chain_follower import ChainFollower
 from echo_node.weights.puller import Puller
@@ -39,6 +40,7 @@ from protocol import (
     TermGrant,
     VoteAnswer,
     blob_id,
+    canonical,
     cast,
     decode,
     encode,
@@ -172,10 +174,14 @@ async def _ballot(cast_: Cast, data: bytes) -> None:
 
 
 async def _rollouts(_cast: Cast, data: bytes) -> bool:
-    desk = Desk(TRAINER, answer=_saying(batched(data, GROUPS)))
+    part = batched(data, GROUPS)
+    if part == canonical.pack([]):
+        return False  # no group yet, which is asked again for as long as the limits of the run allow
+    desk = Desk(TRAINER, answer=_saying(part))
     admission = Admission(run())
     admission.published(head(), ROSTER)
-    source = SequentialSource(desk, TRAINER, run().id, 1, admission, Receipts(desk, TRAINER, run().id))
+    receipts, deadlines = Receipts(desk, TRAINER, run().id), RequestDeadlines(64)
+    source = SequentialSource(desk, TRAINER, run().id, 1, admission, receipts, deadlines=deadlines)
     return len(await source.next_batch(BatchRequest(1, 0, head(), ROSTER))) == 1
 
 

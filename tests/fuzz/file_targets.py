@@ -6,34 +6,41 @@ read with care all the same.
 
 from __future__ import annotations
 
+import io
 import shutil
 import sqlite3
 import tempfile
+import zipfile
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+from echo_node.contract.data_rows import read_rows
 from echo_node.contract.jail.chat_template import ChatTemplate
+from echo_node.contract.wheel_reader import read_wheel, record_entry
 from echo_node.engine.base import TensorBytes
 from echo_node.engine.gguf_map import read_plan
+from echo_node.errors import ContractError, boundary
 from echo_node.identity.key_backup import Cost, peer_of, write_backup
 from echo_node.identity.keyfile import load as load_key
 from echo_node.models import embedded
-from echo_node.models.folder import check_folder
+from echo_node.models.folder import check_folder, map_folder
 from echo_node.net.discovery.address_book import AddressBook
 from echo_node.net.discovery.seeds import parse_seed
 from echo_node.runs.run import Run
 from echo_node.runs.spec import read_run_file
 from echo_node.runs.tokenizer import Tokenizer
 from echo_node.weights.flat_layout import FlatLayout
-from echo_node.weights.tensors import layout_of, read_safetensors, write_safetensors
-from protocol import Layout, Manifest, canonical, decode, encode, limits, open_manifest
+from echo_node.weights.tensors import from_mapped, layout_of
+from protocol import Layout, Manifest, blob_id, canonical, decode, encode, limits, open_manifest
 from protocol.digest import ZERO
 from protocol.envelope import sign_body
+from protocol.manifest import Wheel
 from protocol.weights import TensorEntry
 from tests.fuzz.stage import STRANGER, run
 from tests.fuzz.target import Feed, Opener, Target, plain
+from tests.weights.anchor_bytes import write_safetensors
 
 MESSAGES: Final = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 2 + 2?"}]
 TEMPLATE: Final = (
@@ -96,10 +103,8 @@ def _weights() -> list[bytes]:
     return [write_safetensors(small)]
 
 
-def _anchor(data: bytes) -> None:
-    state = read_safetensors(data)
-    layout_of(state)
-    assert read_safetensors(write_safetensors(state)) == state, "weights that are not what they were"
+def _model_state(folder: Path) -> None:
+    layout_of(from_mapped(map_folder(folder)))
 
 
 def _layout(data: bytes) -> None:
@@ -174,7 +179,49 @@ _SEEDS: Final = [
     "/dnsaddr/seed.example",
 ]
 
+
+def _wheel(data: bytes) -> None:
+    read_wheel(data, Wheel(blob=blob_id(data), name="some-task", size=max(1, len(data)), version="1.0"))
+
+
+def _wheels() -> list[bytes]:
+    facts = "some_task-1.0.dist-info"
+    files = {
+        "some_task/__init__.py": b"",
+        f"{facts}/METADATA": b"Name: some-task\nVersion: 1.0\nRequires-Dist: echo-node\n",
+        f"{facts}/WHEEL": b"Root-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    rows = [",".join((path, *record_entry(data))) for path, data in files.items()]
+    files[f"{facts}/RECORD"] = "\n".join([*rows, f"{facts}/RECORD,,", ""]).encode()
+    made = []
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", method) as archive:
+            for path, data in files.items():
+                archive.writestr(zipfile.ZipInfo(path), data, method)
+        made.append(packed.getvalue())
+    return made
+
+
+def _rows(folder: Path) -> None:
+    rows = read_rows(folder / "data.jsonl", 2, 1, "train")
+    with boundary(ContractError, "reading a row"):
+        list(rows)
+
+
 TARGETS: Final = [
+    Target(
+        name="wheel",
+        entry="echo_node.contract.wheel_reader.read_wheel",
+        opener=plain(_wheel),
+        seeds=_wheels,
+    ),
+    Target(
+        name="data-rows",
+        entry="echo_node.contract.data_rows.read_rows",
+        opener=_in_folder("data.jsonl", _rows),
+        seeds=lambda: [b'{"answer": "4", "problem": "2+2"}\n{"answer": "6", "problem": "3+3"}\n'],
+    ),
     Target(
         name="tokenizer-file",
         entry="echo_node.runs.tokenizer.Tokenizer.from_folder",
@@ -203,8 +250,8 @@ TARGETS: Final = [
     ),
     Target(
         name="anchor",
-        entry="echo_node.weights.tensors.read_safetensors",
-        opener=plain(_anchor),
+        entry="echo_node.weights.tensors.from_mapped",
+        opener=_in_folder("model.safetensors", _model_state, "config.json"),
         seeds=_weights,
     ),
     Target(

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import trio
+
 from echo_node.engine.base import EngineError
 from echo_node.net.outbox.direct_delivery import Taker, serve_deliveries
 from echo_node.net.outbox.outbox import open_outbox
@@ -145,7 +147,7 @@ def _source(cast_: Cast, desk: Desk) -> GossipSource:
     buffer = ReplayBuffer(capacity=6, staleness=2)
     receipts = Receipts(desk, TRAINER, run().id)
     receipts.set_head(head(1))
-    fetching = GroupRefFetcher(desk, run().id, welcome=admission.is_member)
+    fetching = GroupRefFetcher(desk, run().id)
     return GossipSource(
         run().id,
         2,
@@ -268,7 +270,8 @@ async def _acknowledged(_cast: Cast, data: bytes) -> bool:
 
 
 def _ack_seeds() -> list[bytes]:
-    acks = [encode(InventoryAck(inventory=bytes(32), lacking=lacking)) for lacking in (b"", b"b" * 32)]
+    lists = ((b"", b""), (b"b" * 32, b"c" * 32))
+    acks = [encode(InventoryAck(inventory=bytes(32), lacking=one, drawn=other)) for one, other in lists]
     return [*(b"\1" + each for each in acks), *(b"\2" + each for each in acks)]
 
 
@@ -369,11 +372,16 @@ async def _rollout(cast_: Cast, data: bytes) -> bool:
     loop = _sampler(cast_, desk)
     most = limits.SMALL_BYTES + limits.ENVELOPE_BYTES
     with desk.serve(topics.ROLLOUT_STREAM, loop._answer, most=most):
-        return await desk.ask(topics.ROLLOUT_STREAM, sealed(data, REQUESTS), TRAINER.public)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(loop._requested.work)
+            answered = await desk.ask(topics.ROLLOUT_STREAM, sealed(data, REQUESTS), TRAINER.public)
+            nursery.cancel_scope.cancel()
+    return answered
 
 
 def _rollout_seeds() -> list[bytes]:
     asked = [RolloutRequest(count=2, first=0, head=each) for each in (head().id, bytes(32))]
+    asked.append(RolloutRequest(count=4, first=8, head=head().id, taken=(0, 3)))
     return [b"\1" + encode(each) for each in asked] + [b"\2" + encode(asked[0])]
 
 

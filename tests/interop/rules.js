@@ -6,6 +6,7 @@ import { ZERO } from './digest.js'
 import { refuse } from './errors.js'
 import { checkPacked } from './tokens.js'
 
+const MOST_CODE = 67_108_864
 const MOST_IDS = 768
 const MOST_FRAME = 16842752
 const MOST_READ = 4194304
@@ -22,37 +23,47 @@ const distinct = (digests) => new Set(digests.map(toHex)).size === digests.lengt
 
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0)
 
-function trajectoryGroup({ bits, finish, heads, lengths, logprobs, prompt, prompt_length, rewards, spans, tokens }) {
-  hold(finish.length === lengths.length && (rewards === null || rewards.length === lengths.length), 'columns of different lengths')
+function trajectoryGroup({ bits, ends, finish, heads, lengths, logprobs, prompt, prompt_length, rewards, spans, tokens }) {
+  for (const column of [finish, spans, rewards ?? lengths, ends ?? lengths]) {
+    hold(column.length === lengths.length, 'columns of different lengths')
+  }
   const count = sum(lengths)
   checkPacked(prompt, prompt_length, bits)
   checkPacked(tokens, count, bits)
   hold(logprobs.length === 3 * count, 'log-probabilities for another number of tokens')
 
   hold(distinct(heads), 'one head named twice')
-  const used = new Set(spans.map((span) => span.head).filter((head) => head !== null))
+  const used = new Set(spans.flat().map((span) => span.head).filter((head) => head !== null))
   hold(used.size === heads.length - 1 && [...used].every((head) => head < heads.length), 'spans name other heads than `heads`')
-
-  spans.forEach((span, i) => {
-    hold(span.completion < lengths.length, 'a span of a completion that is not there')
-    hold(span.start + span.length <= lengths[span.completion], 'a span beyond its completion')
-    const last = spans[i - 1]
-    if (last === undefined || last.completion < span.completion) return
-    hold(last.completion === span.completion && last.start < span.start, 'spans out of order')
-    hold(last.start + last.length <= span.start, 'spans that overlap')
-    hold(last.start + last.length < span.start || last.head !== span.head, 'two spans that are one')
-  })
 
   let first = 0
   lengths.forEach((length, completion) => {
-    const own = spans.filter((span) => span.completion === completion)
-    for (const { start, length: size, head } of own) {
+    const own = spans[completion]
+    own.forEach(({ start, length: size, head }, i) => {
+      hold(start + size <= length, 'a span beyond its completion')
       const its = logprobs.subarray(3 * (first + start), 3 * (first + start + size))
       hold(head !== null || its.every((byte) => byte === 0), "log-probabilities on the environment's tokens")
-    }
+      const last = own[i - 1]
+      if (last === undefined) return
+      hold(last.start + last.length <= start, 'spans that overlap or are out of order')
+      hold(last.start + last.length < start || last.head !== head, 'two spans that are one')
+    })
     hold(neverFalls(own, length), 'tokens under an older head than before')
+    turns(own.filter(({ head }) => head === null), length, finish[completion], ends?.[completion])
     first += length
   })
+}
+
+/** The rules of turns: the environment's tokens divide a completion. Without `ends` there are none of them. */
+function turns(replies, length, finish, ends) {
+  if (ends === undefined) {
+    hold(replies.length === 0 && (finish === 'end' || finish === 'length'), "an environment's doing, and no ends of turns")
+    return
+  }
+  hold(ends.length === replies.length + 1, 'another number of ends than of turns')
+  const last = replies.at(-1)
+  hold(last === undefined || (replies[0].start > 0 && last.start + last.length < length), "the first or the last token is the environment's")
+  hold(!ends.slice(0, -1).includes('end') && (ends.at(-1) === 'end') === (finish === 'end'), 'a turn after the end, or an end that is none')
 }
 
 /** Whether the policy's tokens of a completion are under heads whose index never falls; outside of all spans it is 0. */
@@ -68,10 +79,11 @@ function neverFalls(spans, length) {
   return true
 }
 
-function manifest({ data, engines, model, sampling, terms, trainers, verification, verifiers }) {
+function manifest({ contract, data, engines, model, sampling, terms, trainers, turns, verification, verifiers }) {
   hold(ascends(model.files.map((file) => file.name)), 'model files out of order')
   hold(ascends(engines.map((tolerance) => tolerance.engine)), 'engine classes out of order')
   hold(model.end_tokens.every((token) => token < model.vocab_size), 'an end token outside the vocabulary')
+  hold(ascends(model.adapter?.targets ?? []), 'adapter targets out of order')
   hold(distinct(trainers), 'one trainer twice')
   hold(distinct(verifiers), 'one verifier twice')
   const voters = new Set([...trainers, ...verifiers].map(toHex))
@@ -79,7 +91,15 @@ function manifest({ data, engines, model, sampling, terms, trainers, verificatio
   hold(verification.policy !== 'quorum' || verification.quorum <= verifiers.length, 'a quorum of more verifiers than there are')
   hold(terms.lease_ms >= 2 * terms.heartbeat_ms, 'a lease of less than two heartbeats')
   hold(data.every((set) => set.held_out < set.rows), 'a data set that is held out whole')
+  const wheels = contract.wheel ?? []
+  hold(ascends(wheels.map((wheel) => wheel.name)), 'wheels out of order')
+  hold(wheels.reduce((sum, wheel) => sum + Number(wheel.size), 0) <= MOST_CODE, 'wheels of too many bytes')
   hold(sampling.max_prompt + sampling.max_tokens <= model.context, 'more tokens than the context holds')
+  if (turns !== null) {
+    hold(model.end_tokens.includes(turns.end), 'an end of turns that ends nothing')
+    hold(Math.max(turns.tokens, turns.environment) <= sampling.max_tokens, 'more tokens of a turn or the environment than in all')
+    hold(contract.pure || turns.samplers.length > 0, 'replies that nobody can check, of anybody')
+  }
 }
 
 function peersAnswer({ peers }) {
@@ -98,6 +118,12 @@ function receipt({ accepted, announced, refused }) {
 }
 
 const noneTwice = (field) => (message) => hold(distinct(pieces(message[field], 32)), 'one group named twice')
+
+function inventoryAck({ drawn, lacking }) {
+  noneTwice('lacking')({ lacking })
+  noneTwice('drawn')({ drawn })
+  hold(distinct([...pieces(drawn, 32), ...pieces(lacking, 32)]), 'a group that is lacking and was drawn')
+}
 
 function creditStatement({ at_ms, refused, since_ms, tokens, verified }) {
   hold(ascends(refused.map((refusal) => refusal.reason)), 'reasons out of order')
@@ -151,11 +177,12 @@ export const RULES = {
   GrantsAnswer: grantsAnswer,
   GroupsQuestion: noneTwice('groups'),
   Inventory: noneTwice('groups'),
-  InventoryAck: noneTwice('lacking'),
+  InventoryAck: inventoryAck,
   Layout: layout,
   Manifest: manifest,
   PeersAnswer: peersAnswer,
   Receipt: receipt,
+  RolloutRequest: ({ count, taken }) => hold(taken.length < count && taken.every((each) => each < count), 'more than was asked for'),
   Roster: roster,
   TermGrant: termGrant,
   TrajectoryGroup: trajectoryGroup,

@@ -14,7 +14,7 @@ from pathlib import Path
 import trio
 
 from echo_node.net.outbox.outbox import open_outbox
-from tests.net.post import item, sized
+from tests.net.delivery_fixtures import item, sized
 
 ROOT = Path(__file__).parents[2]
 A_LIFE = 1_000_000

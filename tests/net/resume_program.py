@@ -15,7 +15,7 @@ import trio
 from echo_node.net.blobs.client import Want
 from echo_node.net.rate_limit import UploadLimit
 from protocol import blob_id
-from tests.net.holding import MIB, site, some_bytes
+from tests.net.blob_nodes import MIB, site, some_bytes
 
 
 async def main(folder: Path, size: int) -> None:

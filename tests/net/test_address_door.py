@@ -42,7 +42,7 @@ from echo_node.net.swarm_settings import SwarmSettings
 from protocol import Identity, encode, limits, peer_id, topics
 from protocol.blob import BulkOffer, Slice
 from tests.net.behaviour import until
-from tests.net.searching import searching
+from tests.net.discovery_nodes import searching
 
 ILL, OTHER, THIRD = (Identity(bytes([n]) * 32) for n in (61, 62, 63))
 FAR, HOME, SELF = "/ip4/203.0.114.7/tcp/4001", "/ip4/192.168.1.9/tcp/4001", "/ip4/127.0.0.1/tcp/4001"
@@ -71,6 +71,9 @@ NOWHERE = [
     "/ip6/64:ff9b::7f00:1/tcp/4001",
     "/ip6/64:ff9b::c0a8:101/tcp/4001",
     "/ip6/2002:7f00:1::/tcp/4001",
+    "/ip6/::ffff:0:7f00:1/tcp/4001",
+    "/ip6/2001:4860::5efe:7f00:1/tcp/4001",
+    "/ip6/2001:4860::200:5efe:c0a8:101/tcp/4001",
     "/ip4/203.0.114.7/udp/4001",
     "/ip4/203.0.114.7/tcp/0",
     "/ip4/203.0.114.7/tcp/65536",

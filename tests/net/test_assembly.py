@@ -14,7 +14,7 @@ from echo_node.net.blobs.partial_blob import FilePartialBlob, MemoryPartialBlob,
 from echo_node.net.blobs.piece_scheduler import PIECE_BYTES, Piece, PieceScheduler, cut, joined
 from protocol import blob_id, limits
 from protocol.blob import Slice
-from tests.net.holding import MIB, flipped, some_bytes
+from tests.net.blob_nodes import MIB, flipped, some_bytes
 
 DATA = some_bytes(5 * MIB + 17)
 BLOB = blob_id(DATA)

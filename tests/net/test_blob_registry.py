@@ -9,7 +9,7 @@ from echo_node.net.blobs import blob_registry as room
 from echo_node.net.blobs.blob_registry import BlobRegistry, InFile
 from protocol import ProtocolError, blob_id
 from protocol.blob import Slice
-from tests.net.holding import some_bytes
+from tests.net.blob_nodes import some_bytes
 
 
 def blobs(*texts: bytes) -> dict[bytes, bytes]:

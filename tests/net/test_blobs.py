@@ -18,7 +18,7 @@ from echo_node.net.rate_limit import Throttle, UploadLimit
 from protocol import blob_id, canonical, encode, topics
 from protocol.blob import BlobRead, Slice
 from tests.net.behaviour import SOON, refused, until
-from tests.net.holding import BY_BULK_PORT, MIB, QUICK, Silence, flipped, site, some_bytes
+from tests.net.blob_nodes import BY_BULK_PORT, MIB, QUICK, Silence, flipped, site, some_bytes
 
 
 class Medium:

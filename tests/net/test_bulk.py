@@ -24,7 +24,7 @@ from echo_node.net.rate_limit import UploadLimit
 from protocol import blob_id, encode, topics
 from protocol.blob import BulkAsk, BulkOffer, Slice, bulk_pass
 from tests.net.behaviour import IDENTITIES, SOON, refused, until
-from tests.net.holding import BY_BULK_PORT, MIB, Silence, site, some_bytes
+from tests.net.blob_nodes import BY_BULK_PORT, MIB, Silence, site, some_bytes
 
 DATA = some_bytes(5 * MIB + 12_345)
 BLOB = blob_id(DATA)

@@ -32,7 +32,7 @@ from echo_node.weights.tensors import layout_of, root_of
 from protocol import Roster, Rules, blob_id, derive, encode
 from protocol.blob import BulkAsk, Slice, bulk_pass
 from tests.net.behaviour import IDENTITIES, until
-from tests.net.holding import MIB, some_bytes
+from tests.net.blob_nodes import MIB, some_bytes
 from tests.net.test_bulk import knocked
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"

@@ -14,7 +14,7 @@ from echo_node.net.outbox.direct_delivery import Taker, deliver, serve_deliverie
 from echo_node.net.request_response import HANDLERS_PER_PEER
 from protocol import Identity
 from tests.net.behaviour import IDENTITIES, until
-from tests.net.post import GROUPS, Receiver, Sender, accept, ids, items
+from tests.net.delivery_fixtures import GROUPS, Receiver, Sender, accept, ids, items
 
 ONE, TWO, *_ = IDENTITIES
 HONEST = Identity(b"h" * 32)

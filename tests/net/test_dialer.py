@@ -21,7 +21,7 @@ from echo_node.net.host import build_host, running
 from echo_node.net.swarm import id_of
 from protocol import Identity
 from protocol.topics import PEERS_STREAM
-from tests.net.searching import LOOPBACK, crowd, dead_seed, part, searching, until
+from tests.net.discovery_nodes import LOOPBACK, crowd, dead_seed, part, searching, until
 
 
 async def swarm(add, count: int):

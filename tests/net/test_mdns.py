@@ -17,8 +17,8 @@ from zeroconf import ServiceInfo
 from echo_node.net.discovery import mdns as lan_module
 from echo_node.net.discovery.mdns import ADDRESSES, SERVICE, LanError, MdnsDiscovery
 from protocol import Identity
+from tests.net.discovery_nodes import until
 from tests.net.namespaces import internet
-from tests.net.searching import until
 
 ROOT = Path(__file__).parents[2]
 ME, OTHER = Identity(b"m" * 32), Identity(b"o" * 32)

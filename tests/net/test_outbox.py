@@ -16,7 +16,7 @@ from echo_node.errors import DefectError, StoreError
 from echo_node.net.outbox import outbox as outbox_room
 from echo_node.net.outbox.outbox import LONGEST, Item, OutboxFullError, open_outbox
 from tests.net.crash_points import run_and_kill, start
-from tests.net.post import GROUPS, ids, item, items, sized
+from tests.net.delivery_fixtures import GROUPS, ids, item, items, sized
 
 
 async def test_what_is_put_is_pending_in_its_order_and_after_reopening(tmp_path):

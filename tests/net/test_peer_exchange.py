@@ -24,7 +24,7 @@ from echo_node.net.request_response import RequestResponse
 from echo_node.net.swarm import id_of
 from protocol import Identity, PeerPlace, PeersAnswer, PeersQuestion, decode, encode, limits
 from protocol.topics import PEERS_STREAM
-from tests.net.searching import searching, until
+from tests.net.discovery_nodes import searching, until
 
 ME, ASKER = Identity(b"m" * 32).public, Identity(b"a" * 32).public
 OTHERS = [Identity(n.to_bytes(32)).public for n in range(1, 200)]

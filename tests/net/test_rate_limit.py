@@ -6,10 +6,11 @@ import pytest
 import trio
 
 from echo_node.errors import ConfigError
-from echo_node.net.rate_limit import BURST_SECONDS, Throttle, UploadLimit
-from tests.net.holding import MIB
+from echo_node.net import rate_limit
+from echo_node.net.rate_limit import BURST_SECONDS, Throttle, TokenBucket, UploadLimit
+from tests.net.blob_nodes import MIB
 
-ONE, TWO = b"1" * 32, b"2" * 32
+ONE, TWO, THREE = b"1" * 32, b"2" * 32, b"3" * 32
 
 
 async def test_what_passes_in_the_long_run_is_the_rate(autojump_clock):
@@ -86,3 +87,29 @@ async def test_each_peer_has_its_share_and_all_together_the_total(autojump_clock
 def test_a_rate_that_is_none_is_the_persons_mistake(rate):
     with pytest.raises(ConfigError, match="bytes a second"):
         Throttle(rate)
+
+
+async def test_a_bucket_is_spent_while_its_balance_is_positive_and_not_below(autojump_clock):  # noqa: ARG001 - it jumps
+    bucket = TokenBucket(2.0, 2.0)
+    assert [bucket.spend() for _ in range(3)] == [True, True, False], "all that is in it, and no debt"
+    await trio.sleep(0.25)
+    assert bucket.spend(), "half a token is positive"
+    await trio.sleep(0.25)
+    assert not bucket.spend(), "what was overdrawn is paid first"
+
+
+async def test_of_more_peers_than_are_remembered_the_least_recent_is_forgotten(autojump_clock, monkeypatch):
+    monkeypatch.setattr(rate_limit, "PEERS", 2)
+    uplink = UploadLimit(each=1_000)
+
+    async def seconds(peer, count):
+        start = autojump_clock.current_time()
+        await uplink.take(peer, count)
+        return autojump_clock.current_time() - start
+
+    assert await seconds(ONE, 2_000) > 1
+    assert await seconds(TWO, 1) == 0
+    assert await seconds(ONE, 100) == pytest.approx(0.1), "it is remembered, with nothing left"
+    for peer in (TWO, THREE):
+        assert await seconds(peer, 1) == 0
+    assert await seconds(ONE, 100) == 0, "it begins anew"

@@ -33,7 +33,7 @@ from echo_node.net.swarm import key_of
 from protocol import Identity
 from tests.net.behaviour import until
 from tests.net.namespaces import internet
-from tests.net.reach_node import ECHO, digest, send
+from tests.net.reachability_node import ECHO, digest, send
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 
@@ -499,7 +499,7 @@ class Process:
 
     def __init__(self, machine, seed, *, public=False):
         root = Path(__file__).parents[2]
-        words = [sys.executable, "-m", "tests.net.reach_node", str(seed), "/ip4/0.0.0.0/tcp/4001"]
+        words = [sys.executable, "-m", "tests.net.reachability_node", str(seed), "/ip4/0.0.0.0/tcp/4001"]
         self._process = subprocess.Popen(
             machine.command(*words, "public" if public else "ask"),
             stdin=subprocess.PIPE,

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from protocol import Identity
+from tests.net.delivery_fixtures import ids, items
 from tests.net.namespaces import internet
-from tests.net.post import ids, items
 
 SENDER, RECEIVER = 41, 42
 LONG = 90.0
@@ -58,7 +58,7 @@ class Child:
 
 @contextmanager
 def child(run, **told):
-    started = Child(run(sys.executable, "-m", "tests.net.post_node"), **told)
+    started = Child(run(sys.executable, "-m", "tests.net.delivery_node"), **told)
     try:
         started.until(lambda said: "addresses" in said)
         yield started

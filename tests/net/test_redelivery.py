@@ -22,7 +22,7 @@ from echo_node.storage import sqlite
 from protocol import topics
 from protocol.errors import TooLargeError
 from tests.net.behaviour import IDENTITIES
-from tests.net.post import GROUPS, Receiver, Sender, accept, ids, item, items, unpack
+from tests.net.delivery_fixtures import GROUPS, Receiver, Sender, accept, ids, item, items, unpack
 
 ONE, TWO, THREE, *_ = IDENTITIES
 STORM = {"loss": 0.5, "delay": (0.01, 0.4), "duplicate": 0.3, "reorder": 0.3}

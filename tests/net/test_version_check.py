@@ -17,7 +17,7 @@ from echo_node.net.swarm import id_of
 from echo_node.net.swarm_settings import SwarmSettings
 from protocol import Identity
 from protocol.topics import KAD_PROTOCOL, PEERS_STREAM, STREAMS
-from tests.net.searching import LOOPBACK, until
+from tests.net.discovery_nodes import LOOPBACK, until
 
 SOMEBODY = Identity(b"s" * 32)
 NEWER = [each.rpartition("/")[0] + "/3" for each in STREAMS]

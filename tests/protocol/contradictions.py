@@ -28,8 +28,11 @@ from .examples import (
     INVENTORY_ACK,
     LAYOUT,
     MANIFEST,
+    MANIFEST_WITH_ADAPTER,
+    MANIFEST_WITH_CODE,
     PEERS_ANSWER,
     RECEIPT,
+    ROLLOUT_REQUEST,
     ROSTER,
     SAMPLER,
     SMALL_GROUP,
@@ -52,6 +55,10 @@ def _in(message: Any, path: str, **changes: Any) -> Any:
     return dataclasses.replace(message, **{part: _in(getattr(message, part), rest, **changes)})
 
 
+_ADAPTER = MANIFEST_WITH_ADAPTER.model.adapter
+_WHEELS = MANIFEST_WITH_CODE.contract.wheel or ()
+
+
 def _head(**changes: Any) -> Any:
     return dataclasses.replace(HEAD, **changes)
 
@@ -60,19 +67,33 @@ def _group(**changes: Any) -> Any:
     return dataclasses.replace(SMALL_GROUP, **changes)
 
 
-_ENVIRONMENT, _LATER = SMALL_GROUP.spans
+_ENVIRONMENT, _LATER = SMALL_GROUP.spans[1]
 _ANCHOR = HEAD_ZERO.routes[0]
 _FRAMES = [TABLE.frames[i : i + 32] for i in range(0, 96, 32)]
 
-_NO_LUCK = TrajectoryGroup.of(
+_OWN = SMALL_GROUP.spans[0]
+_REPLIES = TrajectoryGroup.of(
     prompt=[1],
-    completions=[completion(4, 9, (Stretch(0, 9, None),))],
+    completions=[
+        completion(
+            4,
+            9,
+            (Stretch(0, 4, 0), Stretch(4, 5, None), Stretch(5, 6, 0), Stretch(6, 7, None), Stretch(7, 9, 0)),
+            ends=("turn", "length", "end"),
+        )
+    ],
     engine="torch/f32",
     heads=SMALL_GROUP.heads[:1],
     slot=0,
     vocabulary=151_936,
 )
-"""A group that is all environment, so that any part of it may be called that."""
+"""A completion of three turns."""
+
+
+def _second(*spans: Span) -> Any:
+    """The small group with other spans of its second completion."""
+    return _group(spans=(_OWN, spans))
+
 
 CONTRADICTIONS: dict[str, Any] = {
     # peers
@@ -90,16 +111,40 @@ CONTRADICTIONS: dict[str, Any] = {
     "one head named twice": _group(heads=(SMALL_GROUP.heads[0],) * 2),
     "a head under which nothing was drawn": _group(heads=(*SMALL_GROUP.heads, name("unused"))),
     "a span under a head that is not named": _group(heads=SMALL_GROUP.heads[:1]),
-    "a span of a completion that is not there": _group(
-        spans=(_ENVIRONMENT, dataclasses.replace(_LATER, completion=2))
+    "spans of a completion that is not there": _group(spans=(*SMALL_GROUP.spans, ())),
+    "a span beyond its completion": _second(_ENVIRONMENT, dataclasses.replace(_LATER, length=5)),
+    "spans out of order": dataclasses.replace(_REPLIES, spans=((Span(6, 1, None), Span(4, 1, None)),)),
+    "spans that overlap": _second(_ENVIRONMENT, dataclasses.replace(_LATER, start=4, length=5)),
+    "two spans that are one": _second(_ENVIRONMENT, Span(5, 2, 1), Span(7, 2, 1)),
+    "log-probabilities on the environment's tokens": _second(Span(2, 3, None), _LATER),
+    "tokens under an older head than before": _second(_ENVIRONMENT, dataclasses.replace(_LATER, length=3)),
+    "fewer ends of turns than turns": dataclasses.replace(_REPLIES, ends=(("turn", "end"),)),
+    "ends of turns of another completion": _group(ends=(*(SMALL_GROUP.ends or ()), ("turn",))),
+    "an environment in a run that has none": _group(ends=None),
+    "a finish that only an environment gives": dataclasses.replace(
+        TrajectoryGroup.of(
+            prompt=[1],
+            completions=[completion(4, 3)],
+            engine="torch/f32",
+            heads=SMALL_GROUP.heads[:1],
+            slot=0,
+            vocabulary=151_936,
+        ),
+        finish=("done",),
     ),
-    "a span beyond its completion": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, length=5))),
-    "spans out of order": dataclasses.replace(_NO_LUCK, spans=(Span(0, 6, 1, None), Span(0, 4, 1, None))),
-    "spans that overlap": _group(spans=(_ENVIRONMENT, dataclasses.replace(_LATER, start=4, length=5))),
-    "two spans that are one": _group(spans=(_ENVIRONMENT, Span(1, 5, 2, 1), Span(1, 7, 2, 1))),
-    "log-probabilities on the environment's tokens": _group(spans=(Span(1, 2, 3, None), _LATER)),
-    "tokens under an older head than before": _group(
-        spans=(_ENVIRONMENT, dataclasses.replace(_LATER, length=3))
+    "a turn after the end": dataclasses.replace(_REPLIES, ends=(("turn", "end", "end"),)),
+    "an end that the last turn has not": dataclasses.replace(_REPLIES, ends=(("turn", "turn", "turn"),)),
+    "a completion that ends with the environment": dataclasses.replace(
+        _REPLIES,
+        ends=(("turn", "end"),),
+        logprobs=_REPLIES.logprobs[:-6] + bytes(6),
+        spans=((Span(7, 2, None),),),
+    ),
+    "a completion that begins with the environment": dataclasses.replace(
+        _REPLIES,
+        ends=(("turn", "end"),),
+        logprobs=bytes(6) + _REPLIES.logprobs[6:],
+        spans=((Span(0, 2, None),),),
     ),
     # manifest
     "model files out of order": _in(MANIFEST, "model", files=MANIFEST.model.files[::-1]),
@@ -116,6 +161,30 @@ CONTRADICTIONS: dict[str, Any] = {
     "a data set that is held out whole": _in(
         MANIFEST, "", data=(dataclasses.replace(MANIFEST.data[0], held_out=1_000),)
     ),
+    "wheels out of order": _in(MANIFEST_WITH_CODE, "contract", wheel=_WHEELS[::-1]),
+    "one wheel twice": _in(MANIFEST_WITH_CODE, "contract", wheel=_WHEELS[:1] * 2),
+    "wheels of too many bytes": _in(
+        MANIFEST_WITH_CODE,
+        "contract",
+        wheel=(_WHEELS[0], dataclasses.replace(_WHEELS[1], size=limits.CODE_BYTES)),
+    ),
+    "an end of turns that ends nothing": _in(MANIFEST_WITH_CODE, "turns", end=7),
+    "more tokens of a turn than in all": _in(MANIFEST_WITH_CODE, "turns", tokens=257),
+    "more tokens of the environment than in all": _in(MANIFEST_WITH_CODE, "turns", environment=257),
+    "replies that nobody can check, of anybody": dataclasses.replace(
+        _in(MANIFEST_WITH_CODE, "contract", pure=False),
+        turns=dataclasses.replace(MANIFEST_WITH_CODE.turns, samplers=()),
+    ),
+    "adapter targets out of order": _in(
+        MANIFEST_WITH_ADAPTER,
+        "model",
+        adapter=dataclasses.replace(_ADAPTER, targets=("v_proj", "q_proj")),
+    ),
+    "one adapter target twice": _in(
+        MANIFEST_WITH_ADAPTER,
+        "model",
+        adapter=dataclasses.replace(_ADAPTER, targets=("q_proj", "q_proj")),
+    ),
     "more tokens than the context holds": _in(MANIFEST, "sampling", max_prompt=3841),
     # join, receipt
     "members out of order": dataclasses.replace(ROSTER, members=ROSTER.members[::-1]),
@@ -127,6 +196,8 @@ CONTRADICTIONS: dict[str, Any] = {
     ),
     # inventory
     "one group listed twice": dataclasses.replace(INVENTORY, groups=INVENTORY.groups[:32] * 2),
+    "one group drawn twice": dataclasses.replace(INVENTORY_ACK, drawn=INVENTORY_ACK.drawn * 2),
+    "a group lacking that was drawn": dataclasses.replace(INVENTORY_ACK, drawn=INVENTORY_ACK.lacking),
     "one group lacking twice": dataclasses.replace(INVENTORY_ACK, lacking=INVENTORY_ACK.lacking * 2),
     "one group asked for twice": dataclasses.replace(GROUPS_QUESTION, groups=GROUPS_QUESTION.groups[:32] * 2),
     # credit
@@ -140,6 +211,9 @@ CONTRADICTIONS: dict[str, Any] = {
         CREDIT_STATEMENT, since_ms=CREDIT_STATEMENT.at_ms + 1
     ),
     "verified tokens of no group": dataclasses.replace(CREDIT_STATEMENT, verified=0),
+    # rollout_request
+    "a taken slot that was not asked for": dataclasses.replace(ROLLOUT_REQUEST, taken=(0, 16)),
+    "a request for slots that were all taken": dataclasses.replace(ROLLOUT_REQUEST, count=2, taken=(0, 1)),
     # weights
     "version 1 that follows nothing": _head(previous=ZERO),
     "version 0 that follows something": dataclasses.replace(HEAD_ZERO, previous=name("something")),

@@ -61,6 +61,7 @@ from protocol.blob import BlobHoldings, BlobRead, BlobWants, BulkAsk, BulkOffer,
 from protocol.digest import ZERO
 from protocol.election import cast
 from protocol.manifest import (
+    Adapter,
     Algorithm,
     ContractPin,
     ContractVector,
@@ -73,7 +74,9 @@ from protocol.manifest import (
     Sync,
     Template,
     Terms,
+    Turns,
     Verification,
+    Wheel,
 )
 from protocol.trajectory import Stretch
 from protocol.verdict import sign_draw
@@ -108,7 +111,9 @@ MANIFEST = Manifest(
         name="digits-reverse",
         params={"digits": 5},
         pure=True,
-        vectors=(ContractVector(key=name("slot"), prompt=name("r48213="), score=1.0, text="31284$"),),
+        vectors=(
+            ContractVector(key=name("slot"), prompt=name("r48213="), replies=None, score=1.0, text="31284$"),
+        ),
         version="1.0.0",
         wheel=None,
     ),
@@ -135,6 +140,7 @@ MANIFEST = Manifest(
     ),
     joins=Joins(per_address=256, total=6_000),
     model=Model(
+        adapter=None,
         architecture="Qwen3ForCausalLM",
         context=4096,
         end_tokens=(151_643, 151_645),
@@ -158,10 +164,45 @@ MANIFEST = Manifest(
         lease_ms=60_000,
     ),
     trainers=(TRAINER.public, STANDBY.public),
+    turns=None,
     verification=Verification(policy="sampled", quorum=1, share=0.1),
     verifiers=(VERIFIER.public,),
     ext={"homepage": "none"},
 )
+MANIFEST_WITH_CODE = dataclasses.replace(
+    MANIFEST,
+    contract=dataclasses.replace(
+        MANIFEST.contract,
+        wheel=(
+            Wheel(
+                blob=name("echo_contract_digits-2.0.whl"),
+                name="echo-contract-digits",
+                size=4_321,
+                version="2.0",
+            ),
+            Wheel(blob=name("numerals-1.4.whl"), name="numerals", size=98_765, version="1.4.post1"),
+        ),
+    ),
+    turns=Turns(end=151_645, environment=128, most=4, role="user", samplers=(SAMPLER.public,), tokens=64),
+)
+"""A run whose contract is no built-in one, and answers the model."""
+MANIFEST_WITH_ADAPTER = dataclasses.replace(
+    MANIFEST,
+    model=dataclasses.replace(
+        MANIFEST.model,
+        adapter=Adapter(
+            alpha=32.0,
+            layout=name("the base's layout"),
+            norm=16.0,
+            rank=16,
+            root=name("the base's root"),
+            table=name("the base's table"),
+            targets=("down_proj", "q_proj", "v_proj"),
+        ),
+    ),
+)
+"""A run that trains an adapter on a frozen base."""
+
 SEALED_MANIFEST = seal(MANIFEST, TRAINER, ZERO)
 OPENED_MANIFEST: Opened[Manifest] = open_manifest(SEALED_MANIFEST)
 RUN = OPENED_MANIFEST.id
@@ -216,7 +257,9 @@ HEAD = WeightsHead(
 )
 
 
-def completion(seed: int, tokens: int, stretches: tuple[Stretch, ...] = ()) -> Completion:
+def completion(
+    seed: int, tokens: int, stretches: tuple[Stretch, ...] = (), ends: tuple[str, ...] | None = None
+) -> Completion:
     """A completion of made-up tokens."""
     random = np.random.default_rng(seed)
     stretches = stretches or (Stretch(0, tokens, 0),)
@@ -230,6 +273,7 @@ def completion(seed: int, tokens: int, stretches: tuple[Stretch, ...] = ()) -> C
         finish="length" if seed % 2 else "end",
         reward=round(float(random.random()), 3),
         stretches=stretches,
+        ends=ends,
     )
 
 
@@ -249,8 +293,8 @@ SMALL_GROUP = dataclasses.replace(
     TrajectoryGroup.of(
         prompt=[1, 2, 3, 151_935],
         completions=[
-            completion(1, 5),
-            completion(2, 9, (Stretch(0, 3, 0), Stretch(3, 5, None), Stretch(5, 9, 1))),
+            completion(1, 5, ends=("length",)),
+            completion(2, 9, (Stretch(0, 3, 0), Stretch(3, 5, None), Stretch(5, 9, 1)), ends=("turn", "end")),
         ],
         engine="torch/f32",
         heads=(HEAD_ZERO_ID, name("a later head")),
@@ -294,7 +338,9 @@ VERDICT = Verdict(
 )
 INVENTORY = Inventory(groups=GROUP_ID + name("group 1"), head=HEAD_ZERO_ID, number=1, term=1)
 INVENTORY_ACK = InventoryAck(
-    inventory=open_sealed(seal(INVENTORY, TRAINER, RUN), Inventory, RUN).id, lacking=name("group 1")
+    drawn=GROUP_ID,
+    inventory=open_sealed(seal(INVENTORY, TRAINER, RUN), Inventory, RUN).id,
+    lacking=name("group 1"),
 )
 CREDIT_STATEMENT = CreditStatement(
     at_ms=1_790_000_000_000,
@@ -321,7 +367,7 @@ LINK = Link(
     version=0,
 )
 
-ROLLOUT_REQUEST = RolloutRequest(count=16, first=32, head=HEAD_ZERO_ID)
+ROLLOUT_REQUEST = RolloutRequest(count=16, first=32, head=HEAD_ZERO_ID, taken=(0, 3, 15))
 SLOT_ANNOUNCEMENT = SlotAnnouncement(count=16, first=32, head=HEAD_ZERO_ID)
 GROUPS_QUESTION = GroupsQuestion(groups=GROUP_ID + name("group 1"), run=RUN)
 DELIVERY = Delivery(cargo="joins", data=SEALED_JOIN, run=RUN)

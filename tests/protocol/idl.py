@@ -117,7 +117,7 @@ def _array_edges(item: str, least: int, most: int, *, ascending: bool) -> Edges:
     inner = edges(item)
     if not inner.within:
         return Edges([], [])
-    sample = inner.within[-1]
+    sample = inner.within[0 if item.startswith("[") else -1]  # many of many are too many items
     if ascending:
         return Edges([[sample]] if least <= 1 else [], [[]] if least else [])
     return Edges(
@@ -140,8 +140,13 @@ def located(name: str, tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[tupl
         key = index if known[name].row else field
         inner = tree[key]
         found.append(((*path, key), notation))
+        nested = re.match(r"\[\[(\w+)\]", notation)
         listed = re.match(r"\[(\w+)\]", notation)
-        if listed and listed[1] in known and inner:
+        if nested and nested[1] in known:  # of the first inner array that holds any
+            place = next((at for at, items in enumerate(inner) if items), None)
+            if place is not None:
+                found += located(nested[1], inner[place][0], (*path, key, place, 0))
+        elif listed and listed[1] in known and inner:
             found += located(listed[1], inner[0], (*path, key, 0))
         elif (plain := notation.removesuffix(" ?")) in known and inner is not None:
             found += located(plain, inner, (*path, key))

@@ -56,6 +56,8 @@ from .contradictions import CONTRADICTIONS
 from .examples import (
     BARE_TYPES,
     LINK,
+    MANIFEST_WITH_ADAPTER,
+    MANIFEST_WITH_CODE,
     MESSAGES,
     OPENED_MANIFEST,
     RUN,
@@ -584,7 +586,11 @@ def _link_text(scheme: str, *, wrong_checksum: bool = False) -> str:
 
 def messages_cases() -> dict[str, list[Case]]:
     valid, invalid = [], []
-    extras = {"group": [], "head": [ZERO_HEAD.message], "vote-answer": [VOTE_ANSWER]}
+    extras = {
+        "manifest": [MANIFEST_WITH_CODE, MANIFEST_WITH_ADAPTER],
+        "head": [ZERO_HEAD.message],
+        "vote-answer": [VOTE_ANSWER],
+    }
     for kind, example in MESSAGES.items():
         record = type(example).__name__
         for index, message in enumerate([example, *extras.get(kind, [])]):
@@ -595,6 +601,8 @@ def messages_cases() -> dict[str, list[Case]]:
             case = {"name": f"{kind}: {mutation.name}", "record": record, "bytes": mutation.data.hex()}
             invalid.append(case | {"error": refusal(lambda m=mutation, e=example: decode(type(e), m.data))})
         invalid += _limit_cases(kind, example)
+    invalid += _limit_cases("manifest with code", MANIFEST_WITH_CODE)
+    invalid += _limit_cases("manifest with an adapter", MANIFEST_WITH_ADAPTER)
     join, receipt = MESSAGES["join"], MESSAGES["receipt"]
     too_much = {
         "a join of too many bytes": (join, canonical.pack({"agent": "x" * limits.SMALL_BYTES})),

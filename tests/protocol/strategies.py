@@ -59,6 +59,7 @@ from protocol import (
 from protocol.blob import BlobHoldings, BlobRead, BlobWants, BulkAsk, BulkOffer, Slice
 from protocol.digest import ZERO
 from protocol.election import Ballot
+from protocol.trajectory import FINISHED
 from protocol.weights import TensorEntry
 
 from .idl import NAMED, definitions
@@ -159,6 +160,13 @@ def groups(draw: st.DrawFn) -> TrajectoryGroup:
     completions = [draw(_completions(ids, switches if index == 0 else 0)) for index in range(count)]
     used = {stretch.head for completion in completions for stretch in completion.stretches} - {None}
     heads = draw(st.lists(digests, min_size=max(used | {0}) + 1, max_size=max(used | {0}) + 1, unique=True))
+    if draw(st.booleans()) and all(
+        len(each.ends or ()) == 1 for each in completions
+    ):  # of a run without turns
+        completions = [
+            dataclasses.replace(each, ends=None, finish="end" if each.finish == "end" else "length")
+            for each in completions
+        ]
     if draw(st.booleans()):  # of a run without claims
         completions = [dataclasses.replace(each, reward=None) for each in completions]
     return TrajectoryGroup.of(
@@ -176,10 +184,14 @@ def _completions(draw: st.DrawFn, ids: st.SearchStrategy[int], switches: int) ->
     stretches: list[Stretch] = []
     at = 0
     for head in range(switches + 1):
-        for owner in (head, None)[: draw(st.integers(1, 2))]:
+        owners = (head, None, head) if head == switches else (head, None)
+        for owner in owners[: draw(st.sampled_from((1, len(owners))))]:
             length = draw(st.integers(1, 12))
             stretches.append(Stretch(at, at + length, owner))
             at += length
+    turns = 1 + sum(stretch.head is None for stretch in stretches)
+    finish = draw(st.sampled_from(FINISHED))
+    last = "end" if finish == "end" else draw(st.sampled_from(("length", "turn")))
     logprobs = -np.array(draw(st.lists(st.floats(0, 80), min_size=at, max_size=at)))
     for stretch in stretches:
         if stretch.head is None:
@@ -187,9 +199,19 @@ def _completions(draw: st.DrawFn, ids: st.SearchStrategy[int], switches: int) ->
     return Completion(
         ids=np.array(draw(st.lists(ids, min_size=at, max_size=at))),
         logprobs=logprobs,
-        finish=draw(st.sampled_from(("end", "length"))),
+        finish=finish,
         reward=draw(st.floats(-1e6, 1e6)) + 0.0,
         stretches=tuple(stretches),
+        ends=(*(draw(st.sampled_from(("length", "turn"))) for _ in range(turns - 1)), last),
+    )
+
+
+@st.composite
+def rollout_requests(draw: st.DrawFn) -> RolloutRequest:
+    count = draw(st.integers(1, limits.BATCH))
+    taken = draw(st.sets(st.integers(0, count - 1), max_size=min(count - 1, 40)))
+    return RolloutRequest(
+        count=count, first=draw(counters), head=draw(digests), taken=tuple(sorted(taken)), ext=draw(exts)
     )
 
 
@@ -212,6 +234,17 @@ def manifests(draw: st.DrawFn) -> Manifest:
         {item["name"]: item for item in model["files"]}.values(), key=lambda item: item["name"]
     )
     model["vocab_size"] = draw(st.integers(model["end_tokens"][-1] + 1, 1 << 24))
+    if model["adapter"] is not None:
+        model["adapter"]["targets"] = sorted(set(model["adapter"]["targets"]))
+    pin = told["contract"]
+    if pin["wheel"] is not None:
+        named = {each["name"]: {**each, "size": draw(st.integers(1, 2**20))} for each in pin["wheel"]}
+        pin["wheel"] = [named[each] for each in sorted(named)]
+    if (turns := told["turns"]) is not None:
+        turns["end"] = draw(st.sampled_from(model["end_tokens"]))
+        most = told["sampling"]["max_tokens"]
+        turns["tokens"], turns["environment"] = draw(st.integers(1, most)), draw(st.integers(1, most))
+        pin["pure"] = pin["pure"] or not turns["samplers"]
     for each in told["data"]:
         each["held_out"] = draw(st.integers(0, each["rows"] - 1))
     model["context"] = told["sampling"]["max_prompt"] + told["sampling"]["max_tokens"]
@@ -268,6 +301,13 @@ def receipts(draw: st.DrawFn) -> Receipt:
 def id_lists(least: int) -> st.SearchStrategy[bytes]:
     """Different ids in a row."""
     return st.lists(digests, min_size=least, max_size=12, unique=True).map(b"".join)
+
+
+@st.composite
+def acknowledgements(draw: st.DrawFn) -> InventoryAck:
+    ids = draw(st.lists(digests, max_size=12, unique=True))
+    cut = draw(st.integers(0, len(ids)))
+    return InventoryAck(b"".join(ids[:cut]), draw(digests), b"".join(ids[cut:]), draw(exts))
 
 
 @st.composite
@@ -365,11 +405,11 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
     "receipt": receipts(),
     "verdict": independent(Verdict),
     "inventory": st.builds(Inventory, groups=id_lists(1), head=digests, number=terms, term=terms, ext=exts),
-    "inventory-ack": st.builds(InventoryAck, inventory=digests, lacking=id_lists(0), ext=exts),
+    "inventory-ack": acknowledgements(),
     "credit-statement": statements(),
     "head": heads(),
     "vote": independent(TermVote),
-    "rollout-request": independent(RolloutRequest),
+    "rollout-request": rollout_requests(),
     "slot-announcement": independent(SlotAnnouncement),
     "roster": rosters,
     "chunk-table": tables(),

@@ -81,6 +81,13 @@ def test_an_older_version_is_no_news():
     refused("rollback", lambda: linked.accept(zero))
 
 
+def test_a_new_leader_cannot_publish_the_version_of_its_base_again():
+    zero, one = line(1)
+    state = follower(zero, one).grant(grant(one.id))
+    again = after(one, signer=STANDBY, term=2, version=1)
+    refused("rollback", lambda: state.accept(again))
+
+
 def test_two_heads_for_one_version_revoke_their_signer():
     zero, one, two, three = line(3)
     twin = after(one, "twin")
@@ -343,6 +350,14 @@ def test_what_the_link_vouches_for_is_never_dropped():
     state = Follower.newcomer(RULES, (1, 1, one.id)).accept(one).accept(two).accept(after(zero, "twin"))
     assert state.heads == (one,)
     assert state.holding
+
+
+def test_a_predecessor_that_the_links_head_denies_is_proof():
+    zero, one, two = line(2)
+    state = Follower.newcomer(RULES, (1, 2, two.id)).accept(two)
+    refused("rollback", lambda: state.accept(one))
+    convicted = state.accept(after(zero, "twin"))
+    assert (convicted.heads, convicted.revoked) == ((two,), {TRAINER.public})
 
 
 def test_a_link_into_a_later_term_brings_its_leader():

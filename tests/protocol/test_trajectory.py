@@ -40,7 +40,6 @@ def test_a_completion_knows_whose_each_token_is():
 
 
 def test_a_completion_that_switches_heads_at_once_is_wholly_the_later_heads():
-    switched = dataclasses.replace(
-        SMALL_GROUP, spans=(dataclasses.replace(SMALL_GROUP.spans[1], start=0, length=9),)
-    )
+    later = dataclasses.replace(SMALL_GROUP.spans[1][1], start=0, length=9)
+    switched = dataclasses.replace(SMALL_GROUP, spans=((), (later,)))
     assert switched.stretches(1) == (Stretch(0, 9, 1),)

@@ -12,8 +12,9 @@ from echo_node.contract import load
 from echo_node.contract.builtin.digits_reverse import DigitsReverse
 from echo_node.rollouts.admission import SLOT_WINDOW, Admission, Refused
 from echo_node.rollouts.record import RolloutRecord
-from protocol import Envelope, Join, Span, Stretch, seal
+from protocol import Envelope, Join, Stretch, open_manifest, seal
 from protocol.digest import ZERO
+from protocol.manifest import Turns
 from protocol.receipt import REASONS
 from protocol.sampling import prompt_key
 from protocol.tokens import pack_ids
@@ -23,6 +24,7 @@ from tests.crafting import (
     ENGINE,
     SAMPLERS,
     STRANGER,
+    TRAINER,
     Chain,
     changed_run,
     completion,
@@ -238,11 +240,96 @@ def switched(run, head_id, other, sampler=ANN) -> bytes:
 def test_a_switch_of_heads_is_refused_where_the_run_does_not_allow_it(admission, run, chain, head):
     admission.published(newer := chain.next(ANN, BOB), roster(ANN, BOB))
     assert refusal(admission.judge(Envelope.parse(switched(run, head.id, newer.id)))) == "over-limit"
-    environment = (Span(0, 0, 1, None),)
-    silent = dataclasses.replace(group(run, head.id, ANN, 0, [completion(FULL, "length")] * 2))
-    logprobs = b"\0\0\0" + silent.logprobs[3:]
-    sent = seal(dataclasses.replace(silent, spans=environment, logprobs=logprobs), ANN, run.id)
-    assert refusal(admission.judge(Envelope.parse(sent))) == "over-limit"
+
+
+def episode(ids, replies, finish, ends):
+    """A completion in which the environment says the tokens of these (start, end)."""
+    row, stretches, at = np.array(ids), [], 0
+    logprobs = np.full(len(row), -0.5)
+    for start, end in replies:
+        stretches += [Stretch(at, start, 0), Stretch(start, end, None)]
+        logprobs[start:end] = 0.0
+        at = end
+    return Completion(row, logprobs, finish, 1.0, (*stretches, Stretch(at, len(row), 0)), ends)
+
+
+TURNS = Turns(end=END, environment=2, most=3, role="user", samplers=(), tokens=2)
+GOOD = [
+    episode([1, END, 7, 1, END, 7, 1], [(2, 3), (5, 6)], "length", ("turn", "turn", "length")),
+    episode([1, END], [], "done", ("turn",)),
+]
+
+
+@pytest.fixture
+def two_ends(run):
+    """A run with an environment; `13` is another end token than that of a turn."""
+    model = dataclasses.replace(run.manifest.model, end_tokens=(END, 13))
+    sampling = dataclasses.replace(run.manifest.sampling, max_tokens=7)
+    return with_manifest(run, model=model, sampling=sampling, turns=TURNS)
+
+
+def with_manifest(run, **changes):
+    """The run under another manifest, which its contract, that answers nothing, would refuse."""
+    sealed = seal(dataclasses.replace(run.manifest, **changes), TRAINER, ZERO)
+    return dataclasses.replace(run, sealed_manifest=open_manifest(sealed))
+
+
+def test_a_turn_is_structure_that_admission_checks(two_ends):
+    head = Chain(two_ends).next(ANN)
+    wrong = {
+        "a reply called drawn": (episode([1, END, 7, 1, END], [], "done", ("turn",)), "drawn-reply"),
+        "a turn that is too long": (episode([1, 2, 3], [], "done", ("turn",)), "drawn-reply"),
+        "a reply to the last turn": (
+            episode([1, 13, 7, 1, END], [(2, 3)], "done", ("turn", "turn")),
+            "malformed",
+        ),
+        "an end of a turn that is none": (episode([1], [], "done", ("turn",)), "malformed"),
+        "an end that was not drawn": (episode([1, END], [], "end", ("end",)), "malformed"),
+        "another end that is called done": (episode([1, 13], [], "done", ("turn",)), "malformed"),
+        "too many tokens of the environment": (
+            episode([1, END, 7, 7, 7, 1], [(2, 5)], "done", ("turn", "length")),
+            "malformed",
+        ),
+        "the limit of turns before it is reached": (episode([1, END], [], "turns", ("turn",)), "malformed"),
+    }
+    for name, (bad, reason) in wrong.items():
+        admission = Admission(two_ends)
+        admission.published(head, roster(ANN))
+        sent = seal(group(two_ends, head.id, ANN, 0, [GOOD[1], bad]), ANN, two_ends.id)
+        assert refusal(admission.judge(Envelope.parse(sent))) == reason, name
+    admission = Admission(two_ends)
+    admission.published(head, roster(ANN))
+    sent = seal(
+        group(two_ends, head.id, ANN, 0, [GOOD[1], episode([1, 13], [], "end", ("end",))]), ANN, two_ends.id
+    )
+    assert isinstance(admission.judge(Envelope.parse(sent)), RolloutRecord)
+
+
+def test_turns_are_there_just_where_the_run_has_an_environment(admission, run, head, two_ends):
+    sent = seal(group(run, head.id, ANN, 0, [GOOD[1]] * 2), ANN, run.id)
+    assert refusal(admission.judge(Envelope.parse(sent))) == "malformed"
+    other = Chain(two_ends).next(ANN)
+    strict = Admission(two_ends)
+    strict.published(other, roster(ANN))
+    sent = seal(group(two_ends, other.id, ANN, 0, [completion([1, END])] * 2), ANN, two_ends.id)
+    assert refusal(strict.judge(Envelope.parse(sent))) == "malformed"
+
+
+def test_only_named_samplers_may_fill_slots_of_an_environment_that_nobody_can_replay(run, two_ends):
+    named = with_manifest(
+        two_ends,
+        contract=dataclasses.replace(run.manifest.contract, pure=False),
+        turns=dataclasses.replace(TURNS, samplers=(ANN.public,)),
+    )
+    head = Chain(named).next(ANN, BOB)
+    admission = Admission(named)
+    admission.published(head, roster(ANN, BOB))
+    silent = [dataclasses.replace(GOOD[1], reward=None)] * 2
+    for sampler, reason in ((ANN, None), (BOB, "unnamed-sampler")):
+        judged = admission.judge(
+            Envelope.parse(seal(group(named, head.id, sampler, 0, silent), sampler, named.id))
+        )
+        assert (refusal(judged) if reason else isinstance(judged, RolloutRecord) or None) == (reason or True)
 
 
 def test_where_heads_may_be_switched_in_flight_each_of_them_must_be_known(run):

@@ -86,7 +86,9 @@ def test_whoever_keeps_its_word_again_is_trusted_again():
 
 def test_a_group_that_came_too_late_is_no_hole():
     slots = AnnouncedSlots()
-    announce(slots, 0, 8)
+    announce(slots, 0, 80)
+    for slot in range(8, 80):
+        slots.arrived(HEAD, ANN, slot)
     slots.settle([LATER])
     before = slots.kept_share(ANN)
     for _ in range(2):  # twice is once
@@ -95,6 +97,30 @@ def test_a_group_that_came_too_late_is_no_hole():
     assert before < slots.kept_share(ANN) == 1.0
     slots.was_late(HEAD, ANN, 99)
     slots.was_late(LATER, BOB, 0)
+
+
+def test_whoever_sends_the_worse_half_late_has_holes_all_the_same():
+    slots = AnnouncedSlots()
+    for number in range(40):
+        head = bytes([number]) * 32
+        announce(slots, 0, 8, head)
+        for slot in range(4):
+            slots.arrived(head, ANN, slot)
+        slots.settle([])
+        for slot in range(4, 8):
+            slots.was_late(head, ANN, slot)
+    assert slots.kept_share(ANN) == pytest.approx(0.6, abs=0.04)
+
+
+def test_what_a_leader_asked_for_and_did_not_get_is_a_hole():
+    slots = AnnouncedSlots()
+    for number in range(40):
+        head = bytes([number]) * 32
+        slots.requested(head, ANN, 4)
+        if number % 2:
+            assert all(slots.arrived(head, ANN, slot) for slot in range(4))
+        slots.settle([])
+    assert slots.kept_share(ANN) == pytest.approx(0.5, abs=0.04)
 
 
 def test_heads_of_before_this_process_need_no_announcement():

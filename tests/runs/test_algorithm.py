@@ -5,10 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from transformers import get_scheduler
 
 from echo_node.errors import ConfigError
 from echo_node.runs.algorithm import (
@@ -19,6 +15,7 @@ from echo_node.runs.algorithm import (
     GrpoSettings,
     StepSettings,
     check_ranges,
+    layout_for,
     training_settings,
 )
 from protocol.manifest import Algorithm, Manifest
@@ -75,17 +72,23 @@ def test_every_number_of_the_step_and_of_the_loss_can_be_set():
         "geometric_floor": 0.02,
         "geometric_sigmas": 5.0,
         "zero_advantage": "skip",
+        "overlong_buffer": 2,
+        "overlong_penalty": 0.5,
+        "overlong_filter": True,
         "gradient_checkpointing": True,
         "mixed_precision": "off",
+        "compute_copy": "bf16",
+        "gradient_dtype": "bf16",
     }
-    settings = training_settings(manifest(batch_groups=7, **told))
-    assert settings.batch_groups == 7
+    settings = training_settings(manifest(batch_groups=7, dynamic_sampling=3, **told))
+    assert (settings.batch_groups, settings.dynamic_sampling) == (7, 3)
     named = {field.name for field in (*dataclasses.fields(StepSettings), *dataclasses.fields(GrpoSettings))}
     assert named - told.keys() == {
         "temperature",
         "vocab_size",
         "spreads",
         "gap_caps",
+        "adapter_norm",
         "grpo",
         "completion_limit",
     }, "a new number belongs in this test"
@@ -96,13 +99,21 @@ def test_every_number_of_the_step_and_of_the_loss_can_be_set():
 
 def test_every_number_of_the_algorithm_has_a_range_and_its_default_is_within():
     fields = [*dataclasses.fields(StepSettings), *dataclasses.fields(GrpoSettings)]
-    elsewhere = {"temperature", "vocab_size", "spreads", "gap_caps", "grpo", "completion_limit"}
+    elsewhere = {
+        "temperature",
+        "vocab_size",
+        "spreads",
+        "gap_caps",
+        "grpo",
+        "completion_limit",
+        "adapter_norm",
+    }
     numbers = {
         field.name: field.default
         for field in fields
         if field.name not in elsewhere and type(field.default) in {int, float, tuple}
     }
-    assert RANGES.keys() == {"batch_groups", *numbers}
+    assert RANGES.keys() == {"batch_groups", "dynamic_sampling", *numbers}
     check_ranges({"batch_groups": DEFAULT_BATCH, **numbers})
     check_ranges({"clip_high": 9e9, "dual_clip": 9e9, "kl": 10, "learning_rate": 1e-6})
 
@@ -125,6 +136,12 @@ def test_a_whole_number_does_where_a_real_one_is_meant():
     ("params", "named"),
     [
         ({"learning_rat": 1e-3}, "learning_rat"),
+        ({"dynamic_sampling": 1}, "dynamic_sampling is 1, not a whole number from 2 to 64, nor 0"),
+        ({"dynamic_sampling": True}, "dynamic_sampling is True"),
+        ({"dynamic_sampling": 65}, "dynamic_sampling is 65"),
+        ({"overlong_buffer": 4000}, "overlong_buffer is 4000, and the run's longest completion has"),
+        ({"overlong_penalty": -1.0}, "overlong_penalty"),
+        ({"overlong_filter": 1}, "overlong_filter is 1"),
         ({"temperature": 0.5}, "temperature"),
         ({"vocab_size": 8}, "vocab_size"),
         ({"grpo": {"kl": 0.1}}, "grpo"),
@@ -156,6 +173,8 @@ def test_a_whole_number_does_where_a_real_one_is_meant():
         ({"zero_advantage": False}, "zero_advantage"),
         ({"gradient_checkpointing": 0}, "gradient_checkpointing"),
         ({"mixed_precision": "on"}, "mixed_precision"),
+        ({"compute_copy": "f16"}, "compute_copy"),
+        ({"compute_copy": "f32", "gradient_dtype": "bf16"}, "gradient_dtype"),
         ({"schedule": "square"}, "schedule"),
         ({"schedule": "linear"}, "decay_steps"),
         ({"schedule": "cosine", "warm_up": 10, "decay_steps": 10}, "decay_steps"),
@@ -193,35 +212,6 @@ def test_the_published_losses_differ_from_each_other():
     assert len({repr(training_settings(manifest(loss=loss)).step.grpo) for loss in LOSSES}) == len(LOSSES)
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine"])
-def test_after_the_warm_up_the_learning_rate_is_that_of_transformers(name):
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimiser = torch.optim.SGD([weight], lr=3e-4)
-    theirs = get_scheduler(name, optimiser, num_warmup_steps=7, num_training_steps=40)
-    settings = StepSettings(learning_rate=3e-4, warm_up=7, schedule=name, decay_steps=40)
-    for step in range(50):
-        if 7 <= step <= 40:  # theirs begins the warm-up at 0, and a cosine of theirs rises again
-            assert settings.rate_at(step) == pytest.approx(optimiser.param_groups[0]["lr"], abs=1e-12)
-        optimiser.step()
-        theirs.step()
-    assert settings.rate_at(10**6) == 0.0
-
-
-@given(
-    st.sampled_from(["constant", "linear", "cosine"]),
-    st.integers(0, 30),
-    st.integers(1, 100),
-    st.floats(0.0, 1.0),
-)
-def test_the_rate_rises_to_its_height_and_never_falls_below_its_end(schedule, warm_up, decay, final):
-    settings = StepSettings(warm_up=warm_up, schedule=schedule, decay_steps=warm_up + decay, final_rate=final)
-    rates = [settings.rate_at(step) / settings.learning_rate for step in range(warm_up + decay + 3)]
-    assert rates[max(warm_up - 1, 0)] == pytest.approx(1.0)
-    assert rates[:warm_up] == sorted(rates[:warm_up])
-    assert rates[warm_up:] == sorted(rates[warm_up:], reverse=True)
-    assert rates[-1] == pytest.approx(1.0 if schedule == "constant" else final)
-
-
 @pytest.mark.parametrize(("name", "version"), [("ppo", "1"), ("grpo", "2")])
 def test_an_algorithm_that_this_node_does_not_have_is_refused_with_advice(name, version):
     with pytest.raises(ConfigError, match="upgrade"):
@@ -238,3 +228,12 @@ def test_how_far_a_class_may_spread_follows_from_the_distance_that_the_manifest_
     wide = training_settings(dataclasses.replace(told, engines=(coarse,))).step
     measured = 0.067  # the mean gap of q8_0's log-probabilities, at that distance
     assert 1.25 * measured < wide.spread_of(coarse.engine) < 3 * measured
+
+
+def test_large_models_have_whole_groups_in_a_row_and_recompute_their_blocks():
+    assert layout_for(10_000_000) == {}
+    mid, large = (StepSettings(**layout_for(size)) for size in (135_000_000, 494_000_000))
+    assert mid.row_tokens >= 128 + 8 * 128
+    assert not mid.gradient_checkpointing
+    assert large.gradient_checkpointing
+    assert large.row_tokens <= large.micro_batch_tokens

@@ -23,7 +23,6 @@ from echo_node.runs.dataset import (
     describe,
     is_held_out,
     normalise,
-    part_of,
     write_rows,
 )
 from echo_node.runs.run import Run
@@ -127,10 +126,10 @@ def test_held_out_rows_are_never_drawn_for_training(rows):
     train, held = cut(rows, NONCE, 0.3)
     data = write_rows(train, held)
     found = describe(data, len(held))
-    task = load("math", "1", {"way": "whole"}, part_of(data, found, "train"))
+    task = load("math", "1", {"way": "whole"}, rows_of(data, found.rows, found.held_out, "train"))
     drawn = {task.prompt(derive("k", number.to_bytes(4, "big"))).text.split("\n")[0] for number in range(600)}
     assert drawn == {row.problem for row in train}
-    test = load("math", "1", {"way": "whole"}, part_of(data, found, "held-out"))
+    test = load("math", "1", {"way": "whole"}, rows_of(data, found.rows, found.held_out, "held-out"))
     measured = {test.prompt(derive("k", n.to_bytes(4, "big"))).text.split("\n")[0] for n in range(600)}
     assert measured == {row.problem for row in held}
 

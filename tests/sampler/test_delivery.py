@@ -69,7 +69,7 @@ class Leader:
     def __init__(self, network) -> None:
         self.network = network
         self.strangers: set[bytes] = set()
-        self._fetching = GroupRefFetcher(network, RUN.id, welcome=lambda key: key not in self.strangers)
+        self._fetching = GroupRefFetcher(network, RUN.id)
         self.gossiped: set[bytes] = set()
         self.delivered: list[bytes] = []
         self.answers = True
@@ -90,7 +90,9 @@ class Leader:
 
     async def take(self, message):
         batch = read_batch(message.data)
-        ids = [envelope.id for envelope in await self._fetching.groups_of(batch, message.sender)]
+        is_accepted = message.sender not in self.strangers
+        groups = await self._fetching.groups_of(batch, message.sender, is_accepted=is_accepted)
+        ids = [envelope.id for envelope in groups]
         self.delivered += ids
         if not self.answers:
             return b""

@@ -83,8 +83,14 @@ async def test_a_sampler_joins_soon_after_the_leader_has_come_however_long_that_
     engine.close()
 
 
+@pytest.fixture
+def patient_clock():
+    """A clock that jumps only when threads have had time to do something."""
+    return trio.testing.MockClock(autojump_threshold=0.2)
+
+
 async def test_while_the_leader_is_silent_a_sampler_draws_nothing_and_goes_on_when_it_is_heard(
-    autojump_clock,  # noqa: ARG001 - it jumps
+    patient_clock,  # noqa: ARG001 - it jumps
     tmp_path,
 ):
     engine = make_engine(EngineSpec("torch/f32", embedded.folder(), rows=2, threads=1))

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from echo_node.sampler.send_rate import QUIET_SECONDS, SendRate
-from protocol import Receipt, Refusal
+from protocol import Receipt, Refusal, limits
 
 SLACK = 0.01
 
@@ -119,6 +119,16 @@ async def test_what_is_never_answered_is_not_remembered_for_ever(autojump_clock)
         send_rate.sent(ids(*range(4 * head, 4 * head + 4)))
         send_rate.new_head()
     assert len(send_rate._waiting) + len(send_rate._older) < 1_000
+
+
+@pytest.mark.parametrize(("unanswered", "remembered"), [(1, limits.BATCH), (limits.BATCH, 16 * limits.BATCH)])
+async def test_a_sampler_that_may_have_more_unanswered_remembers_more(unanswered, remembered):
+    send_rate = SendRate(unanswered=unanswered)
+    send_rate.sent(ids(*range(17 * limits.BATCH)))
+    send_rate.new_head()
+    newest = 17 * limits.BATCH - remembered
+    send_rate.receipt(receipt(newest - 1, newest))
+    assert send_rate.accepted == 1, "the newest ones, and none before them"
 
 
 async def test_without_a_rate_it_goes_as_fast_as_it_can(autojump_clock):  # noqa: ARG001 - it jumps

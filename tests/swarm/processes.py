@@ -134,7 +134,7 @@ class Swarm:
             verifiers=[keys[name].peer_id for name in verifiers],
             **told,
         )
-        write_run(self.run, new_run(file, keys["trainer"]))
+        write_run(self.run, new_run(file, keys["trainer"], out=self.run))
 
     def folder_of(self, name: str) -> Path:
         """Where a node keeps what it holds of the run."""

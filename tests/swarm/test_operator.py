@@ -64,11 +64,9 @@ async def learn_from_a_link(swarm: Swarm, within: float) -> None:
     seed = swarm.nodes[0].first("listening")["addresses"][0]
     run = swarm.run
     trainer = await swarm.start("trainer", *trainer_words())
-    await trainer.said("listening")
-    swarm.run = read_manifest(run).id.hex()  # a link names a head, and the first one waits for a sampler
-    llama = await swarm.start("llama", *LLAMA, "--slots", "2", "--yes")
-    await trainer.said("step", within=within)
+    await trainer.until(lambda node: node.last("progress").get("version") is not None, within=within)
     swarm.run = echo_node("run", "link", run, "--state", swarm.state_of("trainer"), "--seed", seed)
+    llama = await swarm.start("llama", *LLAMA, "--slots", "2", "--yes")
     await swarm.start("verifier", "--role", "verifier", "--threads", "1", "--yes")
     torch = await swarm.start("torch", *TORCH, "--slots", "2", "--yes")
     await trainer.until(lambda node: len(node.all("step")) >= STEPS, within=within)
@@ -77,6 +75,8 @@ async def learn_from_a_link(swarm: Swarm, within: float) -> None:
         held = swarm.state_of(each.name) / "runs" / each.first("found")["run"]
         assert (held / "data.jsonl").is_file()
         assert (held / "model" / "chat_template.jinja").is_file()
+        bounds = {tolerance["engine"] for tolerance in each.first("tolerances")["engines"]}
+        assert bounds == {tolerance.engine for tolerance in read_manifest(run).message.engines}
 
 
 @pytest.mark.timeout(400)

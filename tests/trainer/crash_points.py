@@ -1,11 +1,14 @@
 """A trainer that learns from a recorded log of groups until it is killed.
 
     python -m tests.trainer.crash_points FOLDER KILLS SEED [HEAD_EVERY]
+    python -m tests.trainer.crash_points FOLDER beside
 
 The log is recorded once, by an undisturbed trainer, with groups that a real engine sampled under
-heads up to two steps old. Each life after that is a fork that works on one folder and ends by
-SIGKILL: at a random moment, or at one of its disk operations. Whenever one comes to the end of the
-log, its heads are compared with the undisturbed trainer's.
+heads up to two steps old; many of its batches are drawn while the head before is being published.
+Each life after that is a fork that works on one folder and ends by SIGKILL: at a random moment, or
+at one of its disk operations; with `beside`, at each moment of a head that is published while the
+gradient of the next batch is computed. Whenever one comes to the end of the log, its heads are
+compared with the undisturbed trainer's.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import shutil
 import signal
 import sqlite3
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -34,6 +38,8 @@ from echo_node.storage import files
 from echo_node.storage.sqlite import SqliteFile
 from echo_node.telemetry.metrics import Records
 from echo_node.telemetry.step_db import StepDb, read_records
+from echo_node.trainer import loop as loop_room
+from echo_node.trainer.head_publisher import HeadPublisher
 from echo_node.trainer.journal import open_journal
 from echo_node.trainer.loop import TrainerLoop
 from echo_node.trainer.step import TrainStep
@@ -42,7 +48,7 @@ from echo_node.weights.publisher import Publisher
 from echo_node.weights.store import WeightsStore
 from echo_node.weights.store_metadata import write_metadata
 from echo_node.weights.tensors import layout_of
-from protocol import Envelope, Join, canonical, derive, merkle_root, seal
+from protocol import Envelope, Join, TrajectoryGroup, canonical, derive, merkle_root, seal
 from protocol.digest import ZERO
 from tests.crafting import ENGINE, SAMPLERS, TRAINER, changed_run, open_run
 
@@ -67,10 +73,15 @@ class Recording:
     async def next_batch(self, request):
         number = request.number
         bound = RUN.manifest.sync.staleness
-        fresh = [head for head in self._store.follower.heads if number - 1 - head.message.step <= bound]
+        every = RUN.manifest.sync.head_every
+        due = (number - 1) // every * every  # step of the newest head, signed or in progress
+        fresh, age = self._fresh(number, bound, before=due), number % 3
+        if number // every % 2 or not fresh:
+            await self.heads.wait_read()
+            fresh, age = self._fresh(number, bound), age + 1
         sealed = []
-        for age, sampler in ((0, ANN), (number % 3, BOB)):
-            under = fresh[max(0, len(fresh) - 1 - age)]
+        for back, sampler in ((0, ANN), (max(0, age - 1), BOB)):
+            under = fresh[max(0, len(fresh) - 1 - back)]
             with opened(self._store, under.id) as held:
                 hand_over(held, self._engine)
             first = self._slots.get((under.id, sampler), 0)
@@ -79,6 +90,10 @@ class Recording:
             sealed += [group.sealed for group in groups]
         self.batches.append(sealed)
         return self.admit(sealed)
+
+    def _fresh(self, number, bound, before=STEPS):
+        heads = self._store.follower.heads
+        return [each for each in heads if number - 1 - bound <= each.message.step < before]
 
     def admit(self, sealed):
         judged = [self.judge(Envelope.parse(each)) for each in sealed]
@@ -94,7 +109,10 @@ class Replaying(Recording):
 
     async def next_batch(self, request):
         await trio.lowlevel.checkpoint()
-        return self.admit(self.batches[request.number - 1])
+        sealed = self.batches[request.number - 1]
+        if {head_of(each) for each in sealed} - self.earlier_heads():
+            await self.heads.wait_read()
+        return self.admit(sealed)
 
 
 async def train(folder, make_source, steps=STEPS, threads=1, begun=lambda: None):
@@ -133,9 +151,16 @@ async def train(folder, make_source, steps=STEPS, threads=1, begun=lambda: None)
                 checkpoint_every=CHECKPOINT_EVERY,
                 source=source,
             )
-            source.judge = loop.admission.judge
+            source.judge, source.heads = loop.groups.admission.judge, loop._heads
+            source.earlier_heads = lambda: {
+                head.id for head in store.follower.heads if head.message.version < loop._heads.version
+            }
             await loop.work(steps, first_samplers=2)
     return loop, source
+
+
+def head_of(sealed):
+    return Envelope.parse(sealed).claim(TrajectoryGroup, RUN.id).heads[0]
 
 
 def heads_in(folder):
@@ -183,6 +208,68 @@ def die_at(touch):
     SqliteFile._transact = transact
     for name in TOUCHES:
         setattr(files, name, deadly(getattr(files, name)))
+
+
+def die_beside_a_step(version, moment):
+    """End this process at a moment of publishing a version, with the next batch under way."""
+    begun = threading.Event()
+    real_accumulate, real_sign = loop_room.accumulate, HeadPublisher._sign
+    real_activate = HeadPublisher._activate
+
+    def reach(head, reached):
+        if (head.version, reached) == (version, moment):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def accumulate(step, batch):
+        if batch.version == version + 1:
+            begun.set()
+        real_accumulate(step, batch)
+
+    def sign(heads, head):
+        if head.version == version and not begun.wait(60):
+            raise RuntimeError("the next batch does not begin while a head is published")
+        reach(head, "begun")
+        signed = real_sign(heads, head)
+        reach(head, "signed")
+        return signed
+
+    def activate(heads, head):
+        reach(head, "announced")
+        real_activate(heads, head)
+        reach(head, "active")
+
+    loop_room.accumulate = accumulate
+    HeadPublisher._sign, HeadPublisher._activate = sign, activate
+
+
+MOMENTS = {"begun": 0, "signed": 1, "announced": 1, "active": 1}
+"""Moments of publishing a head, and whether it is on the chain by then."""
+
+
+def beside(folder: Path) -> None:
+    """Kill a trainer at each moment of a head that is published beside the next step."""
+    folder.mkdir(exist_ok=True)
+    undisturbed, log, work = folder / "undisturbed", folder / "log", folder / "killed"
+    child = in_a_fork(lambda: record(undisturbed, log))
+    assert os.waitpid(child, 0)[1] == 0
+    batches, expected = read_log(log), heads_in(undisturbed)
+    version = 5  # whose successor's batch is drawn without waiting for it
+
+    def life(moment):
+        die_beside_a_step(version, moment)
+        trio.run(train, work, lambda _: Replaying(batches))
+
+    for moment, is_signed in MOMENTS.items():
+        child = in_a_fork(lambda moment=moment: life(moment))
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1]), f"it was not killed when {moment}"
+        assert heads_in(work) == expected[: version + is_signed]
+        with sqlite3.connect(work / "journal.sqlite") as file:
+            assert file.execute("SELECT max(number) FROM batches").fetchone() == (version + 1,)
+        file.close()
+        finish(work, batches)
+        check(work, expected, batches)
+        shutil.rmtree(work)
+    sys.stdout.write(f"{len(MOMENTS)} kills beside a step\n")
 
 
 def in_a_fork(work) -> int:
@@ -269,4 +356,7 @@ def finish(work, batches) -> bool:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    if sys.argv[2:] == ["beside"]:
+        beside(Path(sys.argv[1]))
+    else:
+        main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

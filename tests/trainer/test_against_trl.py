@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from echo_node.models import embedded
 from echo_node.runs.algorithm import GrpoSettings
+from echo_node.trainer.grpo import shaped_rewards
 from echo_node.trainer.tree_packing import TrainingGroup
 from tests.records import columns
 from tests.trainer.test_step import new_step
@@ -40,6 +41,18 @@ def random_groups(seed):
             mu = exact + draws.normal(0.0, 0.6, len(ids))
             completions.append((ids, mu, float(draws.integers(0, 3))))
         groups.append(TrainingGroup(prompt, *columns(completions)))
+    return groups
+
+
+def transcripts(seed):
+    """Return the same groups with some tokens of each completion an environment's."""
+    draws, groups = np.random.default_rng(seed), []
+    for group in random_groups(seed):
+        drawn = [draws.random(len(ids)) < 0.6 for ids in group.ids]
+        for mask in drawn:
+            mask[[0, -1]] = True
+        mu = [np.where(mask, each, 0.0) for mask, each in zip(drawn, group.mu, strict=True)]
+        groups.append(dataclasses.replace(group, mu=mu, drawn=drawn))
     return groups
 
 
@@ -72,14 +85,17 @@ def trl_inputs(groups, advantages):
 
     prompts, answers, mus = ([row[at] for row in rows] for at in range(3))
     mask = padded([np.ones(len(ids)) for ids in answers], LIMIT)
+    masks = [mask for group in groups for mask in group.drawn or [np.ones(len(ids)) for ids in group.ids]]
+    tools = padded(masks, LIMIT)
     return {
+        "tool_mask": tools,
         "prompt_ids": padded(prompts, widest, left=True),
         "prompt_mask": padded([np.ones(len(ids)) for ids in prompts], widest, left=True),
         "completion_ids": padded(answers, LIMIT),
         "completion_mask": mask,
         "advantages": torch.tensor(advantages, dtype=torch.float32),
         "mu": padded(mus, LIMIT, dtype=torch.float32),
-        "num_items_in_batch": mask.sum(),
+        "num_items_in_batch": (mask * tools).sum(),
     }
 
 
@@ -127,6 +143,10 @@ def trl_loss(tmp_path, groups, settings, **config):
         advantages += list(rewards - rewards.mean())
     inputs = trl_inputs(groups, advantages)
     mu = inputs.pop("mu")
+    if settings.overlong_filter:  # as its `mask_truncated_completions`
+        kept = torch.tensor([not cut for group in groups for cut in group.truncated])
+        inputs["completion_mask"] = inputs["completion_mask"] * kept[:, None]
+        inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
 
     def look(at):
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
@@ -181,7 +201,26 @@ PLAIN = GrpoSettings(entropy=0.0, veto=0.0)
     ],
 )
 def test_loss_and_gradient_are_those_of_trl(tmp_path, loss_type, settings):
-    groups = random_groups(seed=5 if settings.ratio == "token" else 6)
+    compare(tmp_path, random_groups(seed=5 if settings.ratio == "token" else 6), loss_type, settings)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "settings"),
+    [
+        ("bnpo", PLAIN),
+        ("dapo", dataclasses.replace(PLAIN, entropy=0.05)),
+        ("grpo", dataclasses.replace(PLAIN, normalise="sequence")),
+    ],
+)
+def test_the_loss_on_a_transcript_is_trls_on_the_same_tokens_and_mask(tmp_path, loss_type, settings):
+    groups = transcripts(seed=5)
+    assert sum(int((~mask).sum()) for group in groups for mask in group.drawn) > 5
+    compare(tmp_path, groups, loss_type, settings)
+    unmasked = [dataclasses.replace(group, drawn=None) for group in groups]
+    assert our_loss(unmasked, settings)[0] != pytest.approx(our_loss(groups, settings)[0], abs=1e-3)
+
+
+def compare(tmp_path, groups, loss_type, settings):
     loss, gradient, tally = our_loss(groups, settings)
     theirs, their_gradient = trl_loss(tmp_path, groups, settings, loss_type=loss_type)
     assert loss == pytest.approx(theirs, abs=1e-6)
@@ -192,3 +231,45 @@ def test_loss_and_gradient_are_those_of_trl(tmp_path, loss_type, settings):
     assert apart < 1e-5 * length
     cut = tally.truncated if settings.importance == "decoupled" else tally.clipped
     assert 0 < cut < tally.tokens, "both sides of every bend are tried"
+
+
+def cut_by_limit(groups):
+    """Return the groups with the completions of the longest length marked as cut."""
+    return [
+        dataclasses.replace(group, truncated=[len(ids) == LIMIT for ids in group.ids]) for group in groups
+    ]
+
+
+@pytest.mark.parametrize(("loss_type", "normalise"), [("bnpo", "token"), ("dapo", "token")])
+def test_without_overlong_completions_loss_and_gradient_are_those_of_trl(tmp_path, loss_type, normalise):
+    settings = dataclasses.replace(PLAIN, overlong_filter=True, normalise=normalise)
+    groups = cut_by_limit(random_groups(seed=5))
+    overlong = sum(cut for group in groups for cut in group.truncated)
+    assert 0 < overlong < PROMPTS * SIZE
+    loss, gradient, tally = our_loss(groups, settings)
+    theirs, their_gradient = trl_loss(
+        tmp_path, groups, settings, loss_type=loss_type, mask_truncated_completions=True
+    )
+    assert loss == pytest.approx(theirs, abs=1e-6)
+    apart = math.sqrt(sum(float((gradient[name] - their_gradient[name]).square().sum()) for name in gradient))
+    length = math.sqrt(sum(float(each.square().sum()) for each in gradient.values()))
+    assert length > 0.01
+    assert apart < 1e-5 * length
+    assert tally.completions == PROMPTS * SIZE - overlong
+    everything, *_ = our_loss(groups, PLAIN)
+    assert everything != pytest.approx(loss, abs=1e-4)
+
+
+def test_the_soft_penalty_of_overlong_completions_is_that_of_trl():
+    from trl.rewards import get_soft_overlong_punishment
+
+    limit, buffer = 20, 8
+    punish = get_soft_overlong_punishment(max_completion_len=limit, soft_punish_cache=buffer)
+    lengths = list(range(1, limit + 1))
+    theirs = punish(completion_ids=[[0] * length for length in lengths])
+    settings = GrpoSettings(overlong_buffer=buffer, completion_limit=limit)
+    assert shaped_rewards([0.0] * limit, lengths, settings) == pytest.approx(theirs, abs=1e-12)
+    half = dataclasses.replace(settings, overlong_penalty=0.5)
+    assert shaped_rewards([1.0] * limit, lengths, half) == pytest.approx([1 + 0.5 * each for each in theirs])
+    off = dataclasses.replace(settings, overlong_buffer=0)
+    assert shaped_rewards([1.0] * limit, lengths, off) == [1.0] * limit

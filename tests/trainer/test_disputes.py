@@ -60,6 +60,16 @@ def proven_group(run, policy, sampler):
     return arrived(run, policy, 5, sampler)
 
 
+@pytest.mark.parametrize("can_look", [True, False])
+def test_a_trainer_looks_at_a_disputed_samplers_groups_only_if_it_can(can_look):
+    run = run_of("sampled", verifiers=2)
+    policy = proven(run, policy_of(run, check=(lambda _: None) if can_look else None))
+    bad, next_one = arrived(run, policy, 0), arrived(run, policy, 1)
+    assert not policy.wants_to_check(next_one), "nobody disputes it"
+    give_verdict(policy, run, bad.id, LIAR, "dishonest")
+    assert policy.wants_to_check(next_one) is can_look
+
+
 def test_with_one_verifier_there_is_no_dispute():
     run = run_of("sampled", verifiers=1)
     policy = policy_of(run)

@@ -18,9 +18,12 @@ from safetensors.torch import load_file
 
 from echo_node.errors import ConfigError
 from echo_node.net.memory import MemorySwarm
-from echo_node.node import Node
+from echo_node.node.context import NodeContext
+from echo_node.node.trainer_role import TrainerRole
 from echo_node.runs.algorithm import training_settings
+from echo_node.runtime.pause_gate import PauseGate
 from echo_node.runtime.resource_limits import ResourceLimits
+from echo_node.telemetry.metrics import Records
 from echo_node.trainer import distributed
 from echo_node.trainer.step import TrainStep
 from tests.crafting import TRAINER, open_run
@@ -94,7 +97,7 @@ def test_after_a_reign_the_ranks_are_there_for_the_next(tmp_path):
 def test_a_rank_that_dies_ends_all_with_an_error_that_says_so(tmp_path):
     assert distributed.relaunch(2, [*PROGRAM, str(tmp_path), "lose"]) != 0
     error_text = (tmp_path / "error.txt").read_text()
-    assert "the ranks at STEP" in error_text
+    assert "the ranks at ACCUMULATE" in error_text
     assert "resumed from its checkpoint" in error_text
 
 
@@ -202,6 +205,16 @@ async def test_a_trainer_computes_where_its_person_says(device):
             yield folder, threads, device
 
     run = open_run()
-    node = Node(run, TRAINER, MemorySwarm().join, allowance=ResourceLimits(device=device), ranks=Asked())
-    async with node._step(3) as asked:
+    node = NodeContext(
+        run,
+        TRAINER,
+        MemorySwarm().join,
+        folder=None,
+        gate=PauseGate(),
+        allowance=ResourceLimits(device=device),
+    )
+    role = TrainerRole(
+        node, Records(), luck=bytes, spread="even", ranks=Asked(), threads=3, checkpoint_every=None
+    )
+    async with role.open_step() as asked:
         assert asked == (run.folder, 3, device)

@@ -43,6 +43,7 @@ class Steady(Recording):
 
     async def next_batch(self, request):
         if request.number >= self.stop_before:
+            await self.heads.wait_read()
             self.stopped.set()
             await trio.sleep_forever()
         batch = await super().next_batch(replace(request, number=0))
@@ -88,7 +89,8 @@ class Training:
             source=self.source,
         )
         if self.source is not None:
-            self.source.judge = self.loop.admission.judge
+            self.source.judge = self.loop.groups.admission.judge
+            self.source.heads = self.loop._heads
         await self.loop.work(100, first_samplers=2)
 
 
@@ -211,15 +213,15 @@ async def test_what_waits_when_the_leader_ends_is_used_once_and_what_was_used_is
             assert after.loop is None
         await until(lambda: after.loop is not None and after.loop.recovered is not None)
         assert after.store.follower.leader == HEIR.public
-        assert len(after.loop._buffer) == 2
+        assert len(after.loop.groups.buffer) == 2
         await until(lambda: any(head.message.term == 2 for head in watcher.chain.follower.heads))
         await deliver_to(HEIR, *used, *overheard, unheard)
-        assert len(after.loop._buffer) == 3
+        assert len(after.loop.groups.buffer) == 3
         fourth = sealed_group(RUN, first, ANN, 4)
         await deliver_to(HEIR, fourth)
         await until(lambda: trained_on(after.store, *overheard, unheard, fourth))
         await deliver_to(HEIR, *used, *overheard, unheard, fourth)
-        assert len(after.loop._buffer) == 0
+        assert len(after.loop.groups.buffer) == 0
         (of_leader,) = trained_on(after.store, *used)
     asked = ask(of_leader.message.version, "--folder", tmp_path / "heir", "--json")
     assert asked.exit_code == 0

@@ -83,8 +83,8 @@ class Place:
         await trio.testing.wait_all_tasks_blocked()
         return [each.message for each in self.inventories]
 
-    async def acknowledge(self, inventory, lacking=(), verifier=JUDGE):
-        ack = InventoryAck(inventory=inventory.id, lacking=b"".join(lacking))
+    async def acknowledge(self, inventory, lacking=(), verifier=JUDGE, drawn=()):
+        ack = InventoryAck(drawn=b"".join(drawn), inventory=inventory.id, lacking=b"".join(lacking))
         await self.desk.publish(
             topics.topic(self.run.id, topics.INVENTORIES), seal(ack, verifier, self.run.id)
         )
@@ -144,7 +144,7 @@ async def test_acknowledgements_of_other_inventories_or_of_strangers_open_nothin
 def test_only_trainers_list_groups_and_only_verifiers_acknowledge():
     run = run_of()
     listed = Inventory(groups=bytes(32), head=bytes(32), number=1, term=1)
-    seen = InventoryAck(inventory=bytes(32), lacking=b"")
+    seen = InventoryAck(drawn=b"", inventory=bytes(32), lacking=b"")
 
     def said(message, signer):
         return validate_inventories(run, Message("t", seal(message, signer, run.id), b"s" * 32))
@@ -255,7 +255,7 @@ async def test_more_groups_than_one_answer_holds_come_in_several(monkeypatch):
     sealed = [sealed_group(run, b"h" * 32, ANN, slot) for slot in range(9)]
     for each in sealed:
         taken.add(Envelope.parse(each).id, each)
-    monkeypatch.setattr(limits, "ANSWER_BYTES", 2 * len(sealed[0]) + 40)
+    monkeypatch.setattr(limits, "GROUPS_ANSWER_BYTES", 2 * len(sealed[0]) + 40)
     asked = []
 
     async with MemorySwarm() as swarm, swarm.join(TRAINER) as network, swarm.join(JUDGE) as desk:
@@ -275,8 +275,7 @@ async def test_more_groups_than_one_answer_holds_come_in_several(monkeypatch):
 
 def test_what_can_be_served_is_bounded(monkeypatch):
     monkeypatch.setattr(taken_groups, "HELD", 3)
-    monkeypatch.setattr(taken_groups, "HELD_BYTES", 10)
-    taken = TakenGroups(run_of())
+    taken = TakenGroups(run_of(), most_bytes=10)
     for number in range(9):
         taken.add(bytes([number]), b"1234")
     assert [*taken._held] == [b"\x07", b"\x08"]

@@ -37,6 +37,13 @@ def test_a_trainer_that_is_killed_comes_to_the_same_heads_as_one_that_never_was(
     kill(tmp_path, 5, seed=5)
 
 
+def test_a_trainer_that_is_killed_while_a_head_is_published_beside_a_step_comes_to_the_same_heads(tmp_path):
+    command = [sys.executable, "-m", "tests.trainer.crash_points", str(tmp_path), "beside"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "4 kills beside a step" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("head_every", [1, 2])
@@ -116,7 +123,7 @@ async def test_a_batch_that_was_drawn_and_not_published_is_learnt_from_first_and
         monkeypatch.context() as patch,
         pytest.RaisesGroup(DiedError, flatten_subgroups=True, allow_unwrapped=True),
     ):
-        patch.setattr("echo_node.trainer.loop.learn", die)
+        patch.setattr("echo_node.trainer.loop.accumulate", die)
         await train(folder, lambda _: Replaying(batches))
     assert heads_in(folder) == expected[:9]
     asked = []
@@ -183,7 +190,7 @@ async def test_after_a_restart_a_slot_that_was_filled_is_still_filled(begun):
     for sealed in (each for batch in batches[:8] for each in batch):
         envelope = Envelope.parse(sealed)
         age = 8 - steps[envelope.claim(TrajectoryGroup, RUN.id).heads[0]]
-        judged = loop.admission.judge(envelope)
+        judged = loop.groups.admission.judge(envelope)
         assert isinstance(judged, Refused)
         assert judged.reason == ("duplicate" if age <= RUN.manifest.sync.staleness else "stale")
         reasons.add(judged.reason)
@@ -225,13 +232,13 @@ async def test_a_trainer_that_is_told_to_end_goes_on_with_nothing_to_repeat(begu
     crash_points.check(folder, expected, batches)
 
 
-@pytest.mark.parametrize("moment", ["learn", "_make"])
+@pytest.mark.parametrize("moment", ["accumulate", "_sign"])
 async def test_a_trainer_that_is_told_to_end_in_the_middle_of_a_step_keeps_nothing_half_done(
     begun, monkeypatch, moment
 ):
-    """Published and not announced, or only learnt: the batch is learnt again."""
+    """What is not in the weights yet is learnt again; what is being signed is signed and saved."""
     folder, batches, expected = begun
-    place = loop_room if moment == "learn" else HeadPublisher
+    place = loop_room if moment == "accumulate" else HeadPublisher
     real = getattr(place, moment)
     with trio.CancelScope() as life, monkeypatch.context() as patch:
 
@@ -244,7 +251,7 @@ async def test_a_trainer_that_is_told_to_end_in_the_middle_of_a_step_keeps_nothi
     assert life.cancelled_caught
     loop, _ = await train(folder, lambda _: Replaying(batches))
     assert (loop.recovered.number, loop.recovered.adopted) == (9, False)
-    assert (loop.recovered.replayed, len(loop.recovered.pending)) == ((0, 1) if moment == "learn" else (1, 0))
+    assert (loop.recovered.replayed, len(loop.recovered.pending)) == (0, moment == "accumulate")
     crash_points.check(folder, expected, batches)
 
 

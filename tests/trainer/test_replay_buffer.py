@@ -72,6 +72,50 @@ def test_a_batch_is_sorted_so_that_its_order_is_not_that_of_arrival(many):
     assert orders[0] == orders[1] == [(0, 0), (0, 2), (0, 1), (0, 3), (1, 0), (1, 2), (1, 1), (1, 3)]
 
 
+def test_turns_go_on_from_one_batch_to_the_next():
+    buffer = ReplayBuffer(capacity=16, staleness=4)
+    for slot in range(2):
+        for sampler in SAMPLERS[:3]:
+            buffer.add(admitted(0, slot, sampler))
+    first, second = ({group.sampler for group in buffer.draw(2, step=0)} for _ in range(2))
+    assert first == {each.public for each in SAMPLERS[:2]}
+    assert SAMPLERS[2].public in second
+
+
+def test_samplers_are_counted_while_they_have_groups_here():
+    buffer = ReplayBuffer(capacity=16, staleness=4)
+    assert buffer.samplers == 0
+    for slot, sampler in enumerate((SAMPLERS[0], SAMPLERS[0], SAMPLERS[1])):
+        buffer.add(admitted(0, slot, sampler))
+    assert buffer.samplers == 2
+    assert len(buffer.draw(2, step=0)) == 2
+    assert buffer.samplers == 1
+
+
+class FirstIsProven(Entry):
+    """A rule by which the first sampler is proven and all others are young."""
+
+    is_weighted = True
+
+    def is_young(self, sampler: bytes) -> bool:
+        return sampler != SAMPLERS[0].public
+
+
+def test_young_keys_together_have_a_tenth_of_a_buffer_that_proven_ones_use():
+    buffer = ReplayBuffer(capacity=20, staleness=4, batch=4, entry=FirstIsProven())
+    for slot in range(10):
+        assert buffer.add(admitted(0, slot)), "half is free for all"
+    young = [buffer.add(admitted(0, 0, sampler)) for sampler in SAMPLERS[1:]]
+    assert young == [True, True, False]
+    assert all(buffer.add(admitted(0, slot)) for slot in range(10, 18)), "the rest is the proven one's"
+
+
+def test_young_keys_may_fill_a_buffer_that_no_proven_one_uses():
+    buffer = ReplayBuffer(capacity=20, staleness=4, batch=4, entry=FirstIsProven())
+    groups = [admitted(0, slot, SAMPLERS[1 + slot % 3]) for slot in range(21)]
+    assert [buffer.add(group) for group in groups] == [True] * 20 + [False]
+
+
 def test_with_too_few_groups_nothing_is_drawn_and_nothing_is_lost(many):
     buffer = ReplayBuffer(capacity=16, staleness=4)
     for group in many[:3]:

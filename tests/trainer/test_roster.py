@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import pytest
 import trio
 import trio.testing
 
 from echo_node.errors import PeerError
-from echo_node.net.base import BusyError, Message
+from echo_node.net.base import BusyError, Message, RequestError
+from echo_node.net.memory import MemorySwarm
+from echo_node.net.outbox.direct_delivery import deliver, serve_deliveries
 from echo_node.trainer.journal import open_journal
 from echo_node.trainer.roster import CHANGE_SECONDS, RosterBuilder
-from protocol import Join, Member, Opened, Roster, decode, encode, limits, open_sealed, seal
+from protocol import Join, Member, Opened, Roster, decode, encode, limits, open_sealed, seal, topics
 from protocol.digest import ZERO
 from protocol.manifest import Joins
-from tests.crafting import ENGINE, SAMPLERS, changed_run, identity, open_run
+from tests.crafting import ENGINE, SAMPLERS, TRAINER, changed_run, identity, open_run
 
 RUN = open_run()
 OTHER = "llama/f16"
@@ -181,3 +184,62 @@ async def test_waiting_for_samplers_ends_with_the_last_of_them():
             await done.wait()
     await builder.wait_for(2)
     await builder.wait_for(0)
+
+
+AT_ONCE = 64
+"""Newcomers that are under way at the same time."""
+
+
+async def crowd_joins(folder, count: int, homes: int) -> tuple[RosterBuilder, Counter[str], int]:
+    """Have newcomers of so many addresses deliver their joins, each over a connection of its own.
+
+    Return the roster, what became of the joins, and how many are on disk.
+    """
+    topic, outcomes = topics.topic(RUN.id, topics.JOINS), Counter()
+    places: dict[bytes, str] = {}
+    builder = RosterBuilder(RUN, clock=lambda: 0.0)  # no budget refills meanwhile
+    room = trio.CapacityLimiter(AT_ONCE)
+    async with (
+        MemorySwarm() as swarm,
+        swarm.join(TRAINER) as leader,
+        open_journal(folder / "journal.sqlite", RUN.id) as journal,
+    ):
+
+        async def arrive(number: int) -> None:
+            newcomer = identity(f"newcomer {number}")
+            home = number % homes
+            places[newcomer.public] = f"203.{home % 200}.{home // 200}.1"
+            async with room, swarm.join(newcomer) as network:
+                try:
+                    await deliver(
+                        network, TRAINER.public, topic, join(newcomer).sealed, deadline=60.0, most=0
+                    )
+                except RequestError as error:
+                    outcomes[error.reason] += 1
+                else:
+                    outcomes["joined"] += 1
+
+        with serve_deliveries(leader, {topic: builder.taker(journal, places.get)}):
+            async with trio.open_nursery() as nursery:
+                for number in range(count):
+                    nursery.start_soon(arrive, number)
+        return builder, outcomes, len(await journal.joins())
+
+
+async def test_a_crowd_joins_over_the_network_and_one_address_waits_for_its_budget(tmp_path):
+    builder, outcomes, kept = await crowd_joins(tmp_path, 200, 200)
+    assert (outcomes, kept, len(builder.roster().members)) == ({"joined": 200}, 200, 200)
+    most = RUN.manifest.joins.per_address
+    (tmp_path / "one").mkdir()
+    _, outcomes, kept = await crowd_joins(tmp_path / "one", most + 44, 1)
+    assert outcomes == {"joined": most, "busy": 44}
+    assert kept == most, "who was told to wait is not in the roster"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_four_thousand_join_over_the_network_in_ten_minutes(tmp_path):
+    """It takes half a minute to a minute on two busy cores."""
+    with trio.fail_after(600):
+        builder, outcomes, kept = await crowd_joins(tmp_path, 4000, 1000)
+    assert (outcomes, kept, len(builder.roster().members)) == ({"joined": 4000}, 4000, 4000)

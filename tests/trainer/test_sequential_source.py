@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -15,8 +17,11 @@ from echo_node.net.memory import MemorySwarm
 from echo_node.rollouts.admission import Admission
 from echo_node.runs.engine_shares import ClassShares
 from echo_node.trainer.batch_source import BatchRequest, NobodyAnswersError
+from echo_node.trainer.group_admission import GroupAdmission
 from echo_node.trainer.receipts import Receipts
-from echo_node.trainer.sequential_source import ROLLOUT_SECONDS, SequentialSource
+from echo_node.trainer.request_deadlines import CEILING, SLACK, SLOWEST, START_SECONDS, RequestDeadlines
+from echo_node.trainer.sequential_source import EMPTY_SECONDS, PART_SECONDS, SequentialSource
+from echo_node.trainer.verdict_policy import VerdictPolicy
 from echo_node.trainer.work_split import LEAST_PATIENCE, SpeedSplit
 from protocol import RolloutRequest, Roster, canonical, limits, open_sealed, topics, write_batch
 from tests.crafting import SAMPLERS, STRANGER, TRAINER, Chain, forged, open_run, roster, sealed_group
@@ -28,13 +33,17 @@ ROUGH = "llama/q8_0"
 class Swarm:
     """A trainer that asks, and samplers that answer as their handlers do."""
 
-    def __init__(self, batch: int, *, spread=None, weather=None, rough=(), **handlers) -> None:
+    def __init__(
+        self, batch: int, *, spread=None, weather=None, rough=(), group_tokens=512, **handlers
+    ) -> None:
         """Those named `rough` have an engine class that may fill a quarter of a batch."""
         self.asked: list[tuple[bytes, range]] = []
         self.samplers = dict(zip(handlers, SAMPLERS, strict=False))
         self._handlers = handlers
         self._batch = batch
         self._spread = spread
+        self.questions = 0
+        self.deadlines = RequestDeadlines(group_tokens)
         self._rough = {self.samplers[name].public for name in rough}
         self.memory = MemorySwarm(**(weather or {}))
         self._chain = Chain(RUN)
@@ -74,6 +83,7 @@ class Swarm:
             self.receipts,
             spread=self._spread,
             shares=ClassShares([replace(RUN.manifest.engines[0], engine=ROUGH, share=0.25)]),
+            deadlines=self.deadlines,
         )
         self.publish()
         return self
@@ -82,12 +92,17 @@ class Swarm:
         return await self._open.__aexit__(*error)
 
     def _answer(self, name, handler):
+        requests = set()
+
         async def answer(peer, asked):
             request = open_sealed(asked, RolloutRequest, RUN.id, signer=TRAINER.public).message
             assert peer == TRAINER.public
-            slots = range(request.first, request.first + request.count)
-            self.asked.append((name, slots))
-            return await handler(self.samplers[name], request.head, slots)
+            self.questions += 1
+            asked = request.head, name, range(request.first, request.first + request.count)
+            if asked not in requests:  # and not a question for a further part
+                requests.add(asked)
+                self.asked.append(asked[1:])
+            return await handler(self.samplers[name], request.head, request.slots)
 
         return answer
 
@@ -192,14 +207,12 @@ def old_head(sampler, _head, slots):
 
 
 BAD = {
-    "too few": sending(lambda who, head, slots: groups(who, head, slots)[:-1]),
     "too many": sending(lambda who, head, slots: groups(who, head, [*slots, slots[-1] + 1])),
     "one slot twice": sending(lambda who, head, slots: groups(who, head, [slots[0], *slots[:-1]])),
     "other slots": sending(lambda who, head, slots: groups(who, head, [slot + 100 for slot in slots])),
     "another head": sending(old_head),
     "another sampler's": sending(lambda _, head, slots: groups(STRANGER, head, slots)),
     "forged": sending(lambda who, head, slots: [forged(one) for one in groups(who, head, slots)]),
-    "no groups": answering(canonical.encode([])),
     "empty": answering(b""),
     "garbage": answering(b"\xc1 garbage"),
     "no envelopes": answering(canonical.encode([b"garbage"])),
@@ -219,7 +232,7 @@ async def test_the_share_of_a_sampler_that_answers_badly_goes_to_the_others(auto
         assert sorted(swarm.share(filled, "bob") + swarm.share(filled, "cat")) == [0, 0, 1, 1, 2, 2]
         assert len(swarm.slots_asked_of("bob")) == len(set(swarm.slots_asked_of("bob"))) == 3
         assert sum(name == "ann" for name, _ in swarm.asked) == (bad is not None), "and is not asked again"
-        assert autojump_clock.current_time() <= ROLLOUT_SECONDS + 1
+        assert autojump_clock.current_time() <= PART_SECONDS + 1
 
 
 async def test_who_has_signed_a_group_that_is_refused_is_told_why():
@@ -296,7 +309,7 @@ async def test_when_nobody_answers_it_is_one_clear_error_by_one_deadline(autojum
             await swarm.next_batch()
     assert not isinstance(caught.value, RequestError)
     assert "start one" in caught.value.advice
-    assert autojump_clock.current_time() <= ROLLOUT_SECONDS + 1
+    assert autojump_clock.current_time() <= PART_SECONDS + 1
 
 
 async def test_with_nobody_in_the_roster_nobody_is_waited_for():
@@ -321,7 +334,7 @@ async def test_a_sampler_that_leaves_while_it_is_asked_is_left_out():
 
 async def test_a_share_that_is_too_large_for_one_question_is_asked_for_in_several():
     batch = limits.BATCH + 88
-    async with Swarm(batch, ann=well) as swarm:
+    async with Swarm(batch, group_tokens=1, ann=well) as swarm:
         filled = await swarm.next_batch()
         assert swarm.share(filled, "ann") == list(range(batch))
         assert [len(slots) for _, slots in swarm.asked] == [limits.BATCH, 88]
@@ -330,22 +343,33 @@ async def test_a_share_that_is_too_large_for_one_question_is_asked_for_in_severa
 # By speed: work goes to who is fast, and is given to others when somebody is late.
 
 
-def at(groups_per_second):
-    """A sampler that fills its slots one after the other."""
+def at(groups_per_second, hold=20.0):
+    """A sampler that fills its slots one after the other, and hands out each as it ends."""
+    begun = {}
 
     async def handler(sampler, head, slots):
-        await trio.sleep(len(slots) / groups_per_second)
-        return await well(sampler, head, slots)
+        key = sampler.public, head, slots[-1]
+        if key not in begun:
+            begun[key] = trio.current_time(), slots
+        began, whole = begun[key]
+        ends = {slot: began + (index + 1) / groups_per_second for index, slot in enumerate(whole)}
+        with trio.move_on_after(hold):
+            await trio.sleep_until(ends[slots[0]])
+        ready = [slot for slot in slots if ends[slot] <= trio.current_time()]
+        return canonical.pack(groups(sampler, head, ready))
 
     return handler
 
 
 def by_turns(*moods):
-    """Another mood at each question; the last one stays."""
-    left = list(moods)
+    """Another mood at each request; the last one stays."""
+    left, now = list(moods), {}
 
-    async def handler(*asked):
-        return await (left.pop(0) if len(left) > 1 else left[0])(*asked)
+    async def handler(sampler, head, slots):
+        request = head, slots[-1]
+        if request not in now:
+            now[request] = left.pop(0) if len(left) > 1 else left[0]
+        return await now[request](sampler, head, slots)
 
     return handler
 
@@ -453,19 +477,6 @@ async def test_of_a_late_answer_only_what_is_missing_is_taken_by_the_lowest_slot
         assert swarm.share(filled, "ann") == list(range(left))
 
 
-async def test_when_all_are_late_they_are_waited_for_until_the_deadline(autojump_clock):
-    async def late(sampler, head, slots):
-        await trio.sleep(ROLLOUT_SECONDS - 1)
-        return await well(sampler, head, slots)
-
-    async with Swarm(4, spread=SpeedSplit(), ann=by_turns(at(4), late), bob=by_turns(at(4), late)) as swarm:
-        await swarm.next_batch()
-        swarm.publish()
-        began = autojump_clock.current_time()
-        assert len(await swarm.next_batch()) == 4
-        assert autojump_clock.current_time() - began <= ROLLOUT_SECONDS
-
-
 async def test_a_sampler_that_is_cut_off_is_replaced_and_comes_back(autojump_clock):  # noqa: ARG001 - it jumps
     weather = {"delay": (0.05, 0.4)}
     async with Swarm(8, spread=SpeedSplit(), weather=weather, ann=at(20), bob=at(20), cat=at(20)) as swarm:
@@ -495,68 +506,136 @@ async def test_a_sampler_that_answers_now_and_then_does_not_make_every_other_ste
             await swarm.next_batch()
             swarm.publish()
         waited = autojump_clock.current_time() - began
-    assert waited <= 8 * ROLLOUT_SECONDS, "of 64 steps"
+    assert waited <= 8 * PART_SECONDS, "of 64 steps"
 
 
-# Slow: nobody is asked for ever for what it cannot do before the deadline.
+# Slow: as long as groups come, they are waited for; words are no groups.
 
 
-async def tried(swarm, times):
-    """The first batch in so many heads, as the trainer's loop tries them."""
-    for _ in range(times):
-        try:
-            return await swarm.next_batch()
-        except NobodyAnswersError:
+async def idle(_sampler, _head, _slots):
+    """Say that no group has ended yet, as soon as asked."""
+    await trio.lowlevel.checkpoint()
+    return canonical.encode([])
+
+
+async def test_a_group_that_takes_longer_than_any_question_is_answered_and_asked_for_once(autojump_clock):
+    """2,048 tokens at 20 a second and more: 819 s a group, where a question ends after 60."""
+    async with Swarm(4, group_tokens=8 * 2_048, ann=at(20 / (8 * 2_048)), bob=at(20 / (8 * 2_048))) as swarm:
+        for step in range(1, 3):
+            filled = await swarm.next_batch()
+            assert {name: swarm.share(filled, name) for name in swarm.samplers} == {
+                "ann": [0, 1],
+                "bob": [0, 1],
+            }
+            sizes = [1, 1, 1, 1] if step == 1 else [1, 1, 1, 1, 2, 2]
+            assert [len(slots) for _, slots in swarm.asked] == sizes, "nothing is asked twice"
+            assert autojump_clock.current_time() == pytest.approx(step * 2 * 819.2, rel=0.01)
             swarm.publish()
-    raise AssertionError("there was no batch")
 
 
-@pytest.mark.parametrize("spread", [SpeedSplit, lambda: None], ids=["by speed", "evenly"])
-async def test_a_sampler_that_is_too_slow_for_a_batch_fills_it_by_and_by(autojump_clock, spread):  # noqa: ARG001 - it jumps
-    async with Swarm(32, spread=spread(), ann=at(32 / 164)) as swarm:
-        assert swarm.share(await tried(swarm, 3), "ann") == list(range(32))
-        assert [len(slots) for _, slots in swarm.asked] == [32, 16, 8, 8, 8, 8]
+async def test_the_status_says_how_far_the_batch_is_and_how_long_the_slowest_needs():
+    clock = trio.testing.MockClock()  # by hand
+
+    async def watch():
+        async with Swarm(6, group_tokens=8 * 2_048, ann=at(1 / 60), bob=at(1 / 600)) as swarm:
+            source = swarm._source
+            assert source.progress is None
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(swarm.next_batch)
+                await trio.testing.wait_all_tasks_blocked()
+                assert source.progress == "2 of 6 groups requested, 0 delivered, 2 not measured yet"
+                for _ in range(130):
+                    clock.jump(1)
+                    await trio.testing.wait_all_tasks_blocked()
+                assert source.progress == "2 of 6 groups requested, 1 delivered, 1 not measured yet"
+                nursery.cancel_scope.cancel()
+            assert source.progress is None
+
+    await trio.to_thread.run_sync(lambda: trio.run(watch, clock=clock))
 
 
-async def test_not_even_one_group_in_time_is_asked_for_one_by_one(autojump_clock):  # noqa: ARG001 - it jumps
-    moods = by_turns(*[never] * 4, at(0.02))
-    async with Swarm(4, ann=moods) as swarm:
-        await tried(swarm, 6)
-        assert [len(slots) for _, slots in swarm.asked] == [4, 2, 1, 1, 1, 1, 1, 1]
+async def test_a_sampler_that_says_it_is_slow_and_sends_nothing_is_left_out(autojump_clock):
+    """Others have filled their share; its own is theirs after thrice their time."""
+    async with Swarm(6, ann=idle, bob=at(0.1), cat=at(0.1)) as swarm:
+        filled = await swarm.next_batch()
+        assert swarm.share(filled, "ann") == []
+        assert len(swarm.share(filled, "bob")) == len(swarm.share(filled, "cat")) == 3
+        took = 20.0 + max(START_SECONDS, CEILING * 20.0) + 10.0
+        assert autojump_clock.current_time() <= took
+        assert swarm.questions <= took / EMPTY_SECONDS + 12, "and it is not asked in a frenzy"
 
 
-async def test_who_has_become_fast_again_is_asked_for_more(autojump_clock):  # noqa: ARG001 - it jumps
-    async with Swarm(32, ann=by_turns(never, never, never, at(1))) as swarm:
-        await tried(swarm, 4)
-        assert [len(slots) for _, slots in swarm.asked] == [32, 16, 8, 4, 28]
+async def test_a_sampler_alone_that_sends_nothing_is_left_out_by_the_limits_of_the_run(autojump_clock):
+    async with Swarm(4, ann=idle) as swarm:
+        with pytest.raises(NobodyAnswersError):
+            await swarm.next_batch()
+        assert autojump_clock.current_time() <= START_SECONDS + SLACK * 4 * 512 / SLOWEST + 1
 
 
-async def test_what_a_sampler_filled_before_it_became_slow_counts(autojump_clock):  # noqa: ARG001 - it jumps
-    async with Swarm(16, ann=by_turns(never, at(0.2), at(0.1), at(0.1))) as swarm:
-        assert swarm.share(await tried(swarm, 2), "ann") == list(range(16))
-        assert [slots for _, slots in swarm.asked] == [
-            range(16),
-            range(8),
-            range(8, 16),
-            range(8, 12),
-            range(12, 16),
-        ]
-
-
-async def test_who_answers_and_then_falls_silent_is_left_out_after_a_second_deadline(autojump_clock):  # noqa: ARG001 - it jumps
-    async with Swarm(16, ann=by_turns(never, at(0.2), never)) as swarm:
-        with pytest.raises(AssertionError, match="no batch"):
-            await tried(swarm, 2)
-        assert [len(slots) for _, slots in swarm.asked] == [16, 8, 8, 4]
-
-
-async def test_what_is_too_much_for_a_slow_sampler_goes_to_the_others_at_once(autojump_clock):  # noqa: ARG001 - it jumps
-    async with Swarm(16, ann=by_turns(never, at(9)), bob=at(9)) as swarm:
+async def test_one_that_trickles_a_group_an_hour_does_not_hold_a_step_open(autojump_clock):
+    async with Swarm(6, ann=at(1 / 3_600), bob=at(0.1), cat=at(0.1)) as swarm:
+        for _ in range(2):
+            began = autojump_clock.current_time()
+            filled = await swarm.next_batch()
+            assert swarm.share(filled, "ann") == []
+            assert autojump_clock.current_time() - began <= 20 + max(START_SECONDS, CEILING * 20) + 30
+            swarm.publish()
+        began = autojump_clock.current_time()
         await swarm.next_batch()
-        swarm.publish()
-        before = len(swarm.asked)
-        await swarm.next_batch()
-        assert {name: len(slots) for name, slots in swarm.asked[before:]} == {"ann": 4, "bob": 12}
+        assert autojump_clock.current_time() - began <= 31, "and rests as one that failed"
+
+
+async def test_even_alone_a_trickle_ends_by_the_slowest_speed_that_is_waited_for(autojump_clock):
+    async with Swarm(64, group_tokens=64, ann=at(1 / 200)) as swarm:
+        with pytest.raises(NobodyAnswersError):
+            await swarm.next_batch()
+        assert autojump_clock.current_time() <= START_SECONDS + SLACK * 64 * 64 / SLOWEST + 1
+
+
+async def test_what_came_before_a_sampler_fell_silent_counts(autojump_clock):  # noqa: ARG001 - it jumps
+    async def first_half(sampler, head, slots):
+        await trio.lowlevel.checkpoint()
+        if slots[0] > 1:
+            await trio.sleep_forever()
+        return canonical.pack(groups(sampler, head, slots[:2]))
+
+    async with Swarm(8, ann=first_half, bob=well) as swarm:
+        filled = await swarm.next_batch()
+        assert swarm.share(filled, "ann") == [0, 1]
+        assert swarm.share(filled, "bob") == [0, 1, 2, 3, 4, 5]
+
+
+def twice(who, head, slots):
+    """The same slot again in the second part."""
+    return groups(who, head, slots[:1] if slots[0] == 0 else [0])
+
+
+PARTS = {
+    "one slot again": twice,
+    "another slot": lambda who, head, slots: groups(who, head, slots[:1] if slots[0] == 0 else [9]),
+    "another's": lambda who, head, slots: groups(who if slots[0] == 0 else STRANGER, head, slots[:1]),
+}
+
+
+@pytest.mark.parametrize("change", PARTS.values(), ids=PARTS.keys())
+async def test_parts_that_come_twice_or_hold_other_slots_count_once_or_not_at_all(autojump_clock, change):  # noqa: ARG001 - it jumps
+    async with Swarm(6, ann=sending(change), bob=well) as swarm:
+        filled = await swarm.next_batch()
+        assert swarm.share(filled, "ann") == [0], "its first part was good"
+        assert swarm.share(filled, "bob") == [0, 1, 2, 3, 4]
+
+
+async def test_parts_in_any_order_are_taken(autojump_clock):  # noqa: ARG001 - it jumps
+    async with Swarm(4, ann=sending(lambda who, head, slots: groups(who, head, slots[-1:]))) as swarm:
+        assert swarm.share(await swarm.next_batch(), "ann") == [0, 1, 2, 3]
+        assert len(swarm.asked) == 1
+
+
+async def test_an_unmeasured_sampler_shows_its_speed_on_few_long_groups_first():
+    deadlines = RequestDeadlines(8 * 32_768)
+    assert deadlines.most_groups(b"ann") == 1
+    deadlines.record(b"ann", 1, 1_000, 10.0)
+    assert deadlines.most_groups(b"ann") == limits.BATCH
 
 
 # Engine classes that may fill a part of a batch
@@ -622,3 +701,55 @@ async def test_who_rests_is_asked_when_those_who_do_not_could_not_fill_a_batch()
             await swarm.next_batch()
         swarm.publish()
         assert len(swarm.share(await swarm.next_batch(), "bob")) == 6
+
+
+class Accounted(Swarm):
+    """The same with the admission of a trainer that keeps account of slots."""
+
+    def __init__(self, batch: int, **handlers) -> None:
+        super().__init__(batch, **handlers)
+        self.policy = VerdictPolicy(RUN, TRAINER)
+        enforcer = SimpleNamespace(apply=lambda _consequences: None)
+        self._checks = self._admission
+        self._admission = GroupAdmission(self._checks, self.policy, enforcer, Counter())
+        self._admission.published = self._checks.published
+
+
+async def test_requests_that_a_sampler_leaves_unanswered_are_holes():
+    """It draws what it was asked for, and answers when it likes what it sees."""
+    asked = []
+
+    async def choosy(sampler, head, slots):
+        asked.append(head)
+        if len(asked) % 2:
+            raise PeerError("not today")
+        return await well(sampler, head, slots)
+
+    async with Accounted(4, ann=choosy, bob=well) as swarm:
+        for _ in range(24):
+            swarm.publish()
+            await swarm.next_batch()
+        for _ in range(4):
+            swarm.publish()
+        await swarm.next_batch()
+        ann, bob = (swarm.samplers[name].public for name in ("ann", "bob"))
+        share = swarm.policy.announced.kept_share(ann)
+        kept = sum(swarm.policy.announced.trusts_next(ann) for _ in range(100))
+    assert len(asked) >= 4
+    assert share < 0.8
+    assert kept == pytest.approx(100 * share, abs=2)
+    assert swarm.policy.announced.kept_share(bob) == 1.0
+
+
+async def test_a_sampler_that_is_late_when_others_have_filled_the_batch_has_left_a_hole(autojump_clock):  # noqa: ARG001 - it jumps
+    async with Accounted(4, ann=never, bob=well) as swarm:
+        await swarm.next_batch()
+        swarm.publish()
+        swarm.publish()
+        swarm.publish()
+        await swarm.next_batch()
+        shares = {
+            name: swarm.policy.announced.kept_share(swarm.samplers[name].public) for name in ("ann", "bob")
+        }
+    assert shares["ann"] < 1.0
+    assert shares["bob"] == 1.0

@@ -20,6 +20,7 @@ from echo_node.trainer.checkpoint import Checkpoint, newest_checkpoint, write_ch
 from echo_node.trainer.journal import Batch, open_journal
 from echo_node.trainer.provenance import provenance_record_of
 from echo_node.trainer.recovery import accounted_since
+from echo_node.trainer.replicated_checkpoints import ReplicatedCheckpoints
 from echo_node.trainer.standby import Standby
 from echo_node.weights.provenance_record import provenance_ext
 from echo_node.weights.publisher import Publisher
@@ -332,9 +333,7 @@ def test_checkpoints_of_a_branch_that_was_left_are_forgotten(tmp_path):
     folder = tmp_path / "checkpoints"
     for step, version in ((3, 3), (5, 6)):
         write_checkpoint(folder, Checkpoint(step, {"x": torch.zeros(1)}, {"head_version": str(version)}))
-    standby = object.__new__(Standby)
-    standby._checkpoints = folder
-    standby._forget_after(6)
+    ReplicatedCheckpoints(folder).remove_after(6)
     assert newest_checkpoint(folder).step == 5
-    standby._forget_after(5)
+    ReplicatedCheckpoints(folder).remove_after(5)
     assert newest_checkpoint(folder).step == 3

@@ -10,10 +10,11 @@ import trio
 import trio.testing
 
 from echo_node.net.memory import MemorySwarm
+from echo_node.rollouts.taken_groups import TakenGroups
 from echo_node.storage.blob_dir import BlobDir
 from echo_node.trainer.journal import open_journal
 from echo_node.trainer.standby_buffer import StandbyBuffer
-from protocol import Envelope, Receipt, Refusal, encode, seal, topics, write_batch
+from protocol import Envelope, Inventory, Receipt, Refusal, encode, seal, topics, write_batch
 from tests.crafting import (
     SAMPLERS,
     STRANGER,
@@ -29,7 +30,9 @@ from tests.crafting import (
 
 HEIR, THIRD = identity("heir"), identity("a third trainer")
 RUN = changed_run(open_run(staleness=1), trainers=(TRAINER.public, HEIR.public, THIRD.public))
-GROUPS, RECEIPTS = (topics.topic(RUN.id, cargo) for cargo in (topics.GROUPS, topics.RECEIPTS))
+GROUPS, RECEIPTS, INVENTORIES = (
+    topics.topic(RUN.id, cargo) for cargo in (topics.GROUPS, topics.RECEIPTS, topics.INVENTORIES)
+)
 ANN, BOB = SAMPLERS[:2]
 ROOM = 6
 
@@ -37,8 +40,8 @@ ROOM = 6
 class Listening:
     """A trainer that overhears, the leader and two samplers."""
 
-    def __init__(self, leader, sampler, journal, store, buffer):
-        self.leader, self.sampler, self.journal = leader, sampler, journal
+    def __init__(self, leader, sampler, journal, store, buffer, third):
+        self.leader, self.sampler, self.journal, self.third = leader, sampler, journal, third
         self.buffer = buffer
         self._store, self._chain = store, Chain(RUN)
         self.publish()
@@ -91,13 +94,14 @@ async def listening(folder):
         swarm.join(HEIR) as network,
         swarm.join(TRAINER) as leader,
         swarm.join(ANN) as sampler,
+        swarm.join(THIRD) as third,
         open_journal(None, RUN.id) as journal,
         trio.open_nursery() as nursery,
     ):
         buffer = StandbyBuffer(RUN, network, store, journal, ROOM)
         nursery.start_soon(buffer.follow)
         await trio.testing.wait_all_tasks_blocked()
-        yield Listening(leader, sampler, journal, store, buffer)
+        yield Listening(leader, sampler, journal, store, buffer, third)
         nursery.cancel_scope.cancel()
 
 
@@ -166,3 +170,21 @@ async def test_whoever_is_heard_most_gives_way_first(tmp_path):
         assert len(heir.buffer._unconfirmed) == ROOM
         assert heir.buffer.bytes_of(Envelope.parse(one).id) == one
         assert heir.buffer.bytes_of(Envelope.parse(one).id) is None
+
+
+@pytest.mark.parametrize("holder", [TRAINER, THIRD], ids=["leader", "another"])
+async def test_a_group_too_large_for_gossip_is_fetched_and_waits_here_too(tmp_path, autojump_clock, holder):  # noqa: ARG001 - it jumps
+    """Samplers send the leader a reference; its inventory is all that a standby hears of."""
+    async with listening(tmp_path) as heir:
+        sealed = heir.group(0)
+        taken = TakenGroups(RUN)
+        taken.add(Envelope.parse(sealed).id, sealed)
+        desk = heir.leader if holder is TRAINER else heir.third
+        with taken.serve(desk):
+            inventory = Inventory(groups=Envelope.parse(sealed).id, head=heir.head.id, number=1, term=1)
+            for by, here in ((THIRD, []), (TRAINER, [sealed])):
+                await heir.leader.publish(INVENTORIES, seal(inventory, by, RUN.id))
+                await heir.answer(sealed)
+                await trio.sleep(20)
+                await heir.settled()
+                assert await heir.waiting() == here, "by the leader's word alone"

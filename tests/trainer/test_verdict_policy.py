@@ -14,7 +14,7 @@ from echo_node.contract import Prompt
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
 from echo_node.rollouts.record import RolloutRecord
-from echo_node.runtime.reputation import MUTE_SECONDS, NEWCOMER
+from echo_node.runtime.reputation import CLASS_IN_DOUBT, MUTE_SECONDS, NEWCOMER
 from echo_node.trainer.batch_selection import Entrance
 from echo_node.trainer.journal import open_journal
 from echo_node.trainer.receipts import Receipts
@@ -222,6 +222,27 @@ def test_an_undecided_verdict_changes_nothing():
     assert give_verdict(policy, run, one.id, VERIFIERS[0], "undecided") == Consequences()
     assert policy.entrance(one) is Entrance.CLOSED
     assert not policy.is_condemned(one.id)
+
+
+@pytest.mark.parametrize("whose", ["a verifier's", "its own"])
+def test_a_narrow_breach_that_may_be_its_classes_fault_makes_a_sampler_a_newcomer_and_mutes_nobody(whose):
+    run = RUNS["self"]
+    policy = policy_of(run, check=lambda _: CLASS_IN_DOUBT)
+    for _ in range(NEWCOMER):
+        policy.trust.honest(ANN.public, policy._clock())
+    about = group(run, 1)
+    policy.saw(about.id, ANN.public, HEAD)
+    assert not policy.is_young(ANN.public)
+    if whose == "its own":
+        found = policy.check(about)
+    else:
+        found = policy.read(verdict(run, about.id, VERIFIERS[0], UNDECIDED, reason=CLASS_IN_DOUBT))
+    assert (found.result, found.reason) == (UNDECIDED, CLASS_IN_DOUBT)
+    assert policy.take(found) == Consequences()
+    assert policy.is_young(ANN.public), "all of its groups are looked at again"
+    assert not policy.is_muted(ANN.public)
+    assert list(policy.doubted) == [ANN.public]
+    assert policy.entrance(about) is not Entrance.OPEN
 
 
 def test_findings_are_counted_by_result_and_what_adds_nothing_is_not_counted():

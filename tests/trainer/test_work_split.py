@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_node.trainer.work_split import LATE, LEAST_PATIENCE, EvenSplit, SpeedSplit, bound_young
+from echo_node.trainer.work_split import EvenSplit, SpeedSplit, bound_young
 
 ANN, BOB, CAT = (name.encode() for name in ("ann", "bob", "cat"))
 SAMPLERS = st.lists(st.binary(min_size=1, max_size=2), min_size=1, max_size=9, unique=True)
@@ -55,17 +53,6 @@ def test_a_speed_that_changes_is_believed_by_and_by():
         shares.append(spread.shares([ANN, BOB], 100)[0])
     assert shares == sorted(shares, reverse=True)
     assert 20 <= shares[-1] < shares[0] < 50
-
-
-def test_one_is_late_after_three_times_what_was_expected_and_never_within_a_few_seconds():
-    spread = SpeedSplit()
-    assert spread.patience(ANN, 8) == math.inf, "nothing is known yet"
-    spread.took(ANN, 8, 4.0)
-    assert spread.patience(ANN, 8) == LATE * 4.0
-    assert spread.patience(ANN, 1) == LEAST_PATIENCE
-    spread.took(BOB, 8, 16.0)
-    assert spread.patience(CAT, 8) == LATE * 16.0, "a newcomer may be as slow as the slowest"
-    assert EvenSplit().patience(ANN, 8) == math.inf
 
 
 def test_who_kept_others_waiting_is_at_most_that_fast():

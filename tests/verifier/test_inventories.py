@@ -10,7 +10,7 @@ import trio.testing
 
 from echo_node.net.base import ACCEPT
 from echo_node.net.memory import MemorySwarm
-from echo_node.rollouts.taken_groups import TakenGroups
+from echo_node.rollouts.taken_groups import TakenGroups, fetch_groups
 from echo_node.runtime.change_signal import ChangeSignal
 from echo_node.verifier import loop as verifier_loop
 from echo_node.verifier.inventories import InventoryLog
@@ -93,6 +93,7 @@ async def place(monkeypatch, nursery):
     monkeypatch.setattr(verifier_loop, "GOSSIP_SECONDS", 0.05)
     async with MemorySwarm() as swarm, swarm.join(TRAINER) as leader, swarm.join(VERIFIER) as desk:
         made = Place(leader, desk)
+        made.swarm, made.desk = swarm, desk
 
         async def read(inbox):
             async for message in inbox:
@@ -128,7 +129,30 @@ async def test_a_leader_that_lists_what_it_does_not_serve_is_named_and_gets_no_a
     ack = await place.list(known, phantom)
     assert [*ack.lacking_ids()] == [phantom.id]
     assert place.loop.inventories.counts["not served"] == 1
-    assert "does not serve" in caplog.text
+    assert "neither it nor others serve" in caplog.text
+
+
+async def test_what_the_leader_no_longer_has_is_fetched_from_another_verifier(place):
+    here, lost = place.take(place.group(0), place.group(1))
+    place.taken.discard(lost.id)
+    others = TakenGroups(RUN)
+    others.add(lost.id, lost.sealed)
+    async with place.swarm.join(HEIR) as other:
+        with others.serve(other):
+            ack = await place.list(here, lost)
+    assert ack.lacking == b""
+    assert [*ack.drawn_ids()] == [here.id, lost.id]
+    assert place.loop.inventories.counts == {"listed": 2, "fetched": 2}
+
+
+async def test_a_verifier_serves_what_it_has_seen_to_who_is_named_and_nobody_else(place):
+    (group,) = place.take(place.group(0))
+    await place.list(group)
+    with place.loop._taken.serve(place.desk):
+        found = await fetch_groups(place.leader, RUN.id, VERIFIER.public, [group.id])
+        assert [each.id for each in found] == [group.id]
+        async with place.swarm.join(STRANGER) as stranger:
+            assert await fetch_groups(stranger, RUN.id, VERIFIER.public, [group.id]) == []
 
 
 async def test_an_inventory_of_anybody_but_the_leader_is_not_followed(place):
@@ -205,7 +229,7 @@ def test_what_a_verifier_remembers_is_bounded(monkeypatch):
     monkeypatch.setattr("echo_node.verifier.inventories.KEPT", 2)
     log = InventoryLog(RUN.id, VERIFIER)
     for number in range(9):
-        log.saw(bytes([number]) * 32)
+        log.saw(bytes([number]) * 32, drawn=False)
         log.acknowledge(bytes([number]) * 32, (b"?" * 32,))
     assert log.missing([bytes([number]) * 32 for number in range(9)]) == [
         bytes([number]) * 32 for number in range(6)

@@ -14,7 +14,13 @@ from echo_node.engine.base import Scores
 from echo_node.models import embedded
 from echo_node.runs.run import ENGINES
 from echo_node.verifier.evidence import RARE, Evidence, GapSum, evidence
-from echo_node.verifier.tolerance import CumulativeEvidence, Tolerance, few_gap_share
+from echo_node.verifier.tolerance import (
+    FEW_FLOOR,
+    SIGNED_FLOOR,
+    CumulativeEvidence,
+    Tolerance,
+    few_gap_share,
+)
 from tests import smollm2
 
 F16 = next(each for each in ENGINES if each.engine == "llama/f16")
@@ -62,6 +68,22 @@ def test_a_gap_right_at_the_cap_is_honest():
     assert BANDS.breach(Evidence(tokens=LONG, gap_sum=F16.gap_most, gap_most=F16.gap_most)) is None
     beyond = math.nextafter(F16.gap_most, math.inf)
     assert BANDS.breach(Evidence(tokens=LONG, gap_sum=beyond, gap_most=beyond)).reason == "wrong-logprobs"
+
+
+@pytest.mark.parametrize("which", ["ends", "rare"])
+def test_a_mean_of_few_gaps_right_at_its_bound_is_honest(which):
+    at = GapSum(1, F16.gap_most, F16.gap_most)
+    assert few_gap_share(at) == F16.gap_most, "one token may be off by the cap"
+    assert BANDS.breach(Evidence(tokens=LONG, **{which: at})) is None
+    beyond = math.nextafter(F16.gap_most, math.inf)
+    found = BANDS.breach(Evidence(tokens=LONG, **{which: GapSum(1, beyond, beyond)}))
+    assert found.reason == "wrong-logprobs"
+
+
+def test_the_bound_of_a_mean_falls_with_the_number_of_tokens_to_its_floor():
+    for signed, floor in ((0.0, FEW_FLOOR), (1.0, SIGNED_FLOOR)):
+        shares = [few_gap_share(GapSum(n, signed * n, n)) for n in (1, 4, 10**12)]
+        assert shares == pytest.approx([1.0, 1 / (floor + (1 - floor) / 2), 1 / floor], rel=1e-4)
 
 
 @pytest.mark.parametrize("push", [-0.1, 0.1])

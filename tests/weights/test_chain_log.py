@@ -12,7 +12,7 @@ from echo_node.weights.chain_log import ChainLog
 from protocol import ChainError, Equivocation, TermGrant, TermVote, WeightsHead, canonical, open_sealed, seal
 from protocol.election import cast
 from tests.weights.chains import publish, rules
-from tests.weights.failing import failing
+from tests.weights.disk_faults import failing
 from tests.weights.keys import LEADER, RUN, STRANGER
 
 CHAIN = [made.head for made in publish(6)]

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from echo_node.weights.flat_layout import FlatLayout
 from echo_node.weights.flat_view import FlatSource
-from echo_node.weights.tensors import chunks, layout_of, write_safetensors
+from echo_node.weights.tensors import chunks, layout_of
 from protocol import limits
+from tests.weights.anchor_bytes import write_safetensors
 from tests.weights.chains import SIZES, tensor
 
 shapes = st.lists(st.integers(1, 5), max_size=3).map(tuple)

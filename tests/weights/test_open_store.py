@@ -14,8 +14,8 @@ from echo_node.net.blobs.server import BlobServer
 from echo_node.net.memory import MemorySwarm
 from echo_node.weights.open_store import fetch_layout, layout_in, open_store, read_folder, take_folder
 from echo_node.weights.puller import Puller
-from echo_node.weights.tensors import write_safetensors
 from protocol import ProtocolError, Rules, blob_id, canonical, encode
+from tests.weights.anchor_bytes import write_safetensors
 from tests.weights.keys import FOLLOWER, LEADER, RUN, rules_of
 from tests.weights.stores import LAYOUT, bits, held, opened, publish, weights
 from tests.weights.swarms import offering

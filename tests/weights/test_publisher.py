@@ -17,7 +17,7 @@ from echo_node.models import embedded
 from echo_node.runs.run import read_model
 from echo_node.weights.publisher import ANCHOR_CODEC, Cadence, Publisher
 from echo_node.weights.store import WeightsStore
-from echo_node.weights.tensors import chunk_hashes, layout_of, read_safetensors, root_of
+from echo_node.weights.tensors import chunk_hashes, layout_of, root_of
 from protocol import (
     DELTA_CODEC,
     ZERO,
@@ -37,6 +37,7 @@ from protocol import limits as wire_limits
 from protocol.election import cast
 from tests.crafting import SAMPLERS, roster
 from tests.weights import stores
+from tests.weights.anchor_bytes import read_safetensors
 from tests.weights.chains import publish, publisher, rules, state
 from tests.weights.keys import LEADER, NOBODY, RUN, STRANGER, counting, rules_of
 from tests.weights.stores import bits, follow, held, opened, weights

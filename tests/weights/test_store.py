@@ -20,7 +20,6 @@ from echo_node.weights.publisher import Cadence
 from echo_node.weights.route_graph import Step
 from echo_node.weights.route_reader import RouteReader, hash_of
 from echo_node.weights.store import WeightsStore
-from echo_node.weights.tensors import read_safetensors, write_safetensors
 from protocol import (
     DELTA_CODEC,
     RAW_CODEC,
@@ -41,6 +40,7 @@ from protocol import (
     seal,
 )
 from protocol.weights import Layout, TensorEntry
+from tests.weights.anchor_bytes import read_safetensors, write_safetensors
 from tests.weights.crash_points import ROOT
 from tests.weights.keys import LEADER, NOBODY, RUN, rules_of
 from tests.weights.stores import (

@@ -20,7 +20,7 @@ from echo_node.errors import StoreError
 from echo_node.storage import files
 from protocol import limits
 from tests.weights.crash_points import ROOT
-from tests.weights.failing import failing
+from tests.weights.disk_faults import failing
 from tests.weights.stores import bits, follow, held, opened, publish, publisher, weights
 
 

@@ -20,7 +20,7 @@ from echo_node.weights.publisher import Publisher
 from echo_node.weights.store import WeightsStore
 from echo_node.weights.tensors import layout_of
 from protocol import limits
-from tests.weights.failing import failing
+from tests.weights.disk_faults import failing
 from tests.weights.keys import LEADER, NOBODY, counting, rules_of
 from tests.weights.stores import OFTEN, bits, follow, held, weights
 

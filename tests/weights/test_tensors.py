@@ -14,20 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo_node.engine.base import TensorBytes
-from echo_node.errors import PeerError
+from echo_node.errors import ConfigError
 from echo_node.models import embedded
+from echo_node.models.safetensors_file import MappedTensor, map_tensors
 from echo_node.runs.run import read_model
 from echo_node.weights.flat_layout import cuts
 from echo_node.weights.tensors import (
     chunk_hashes,
     chunks,
+    from_mapped,
     layout_of,
-    read_safetensors,
     root_of,
-    write_safetensors,
 )
 from protocol import ProtocolError, blob_id, decode, encode, limits, merkle_root
 from protocol.weights import Layout
+from tests.weights.anchor_bytes import read_safetensors, write_safetensors
 from tests.weights.chains import SIZES, state, tensor
 
 TORCH = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -124,15 +125,15 @@ def test_transformers_opens_a_folder_whose_weights_we_wrote(tmp_path):
         write_safetensors({"a": tensor("f32", 4)}).replace(b"[0,16]", b"[9,16]"),
     ],
 )
-def test_what_is_no_safetensors_file_is_the_peers_fault(junk):
-    with pytest.raises(PeerError, match="safetensors"):
-        read_safetensors(junk)
+def test_what_is_no_safetensors_file_is_refused(tmp_path, junk):
+    (tmp_path / "model.safetensors").write_bytes(junk)
+    with pytest.raises(ConfigError, match="safetensors"):
+        map_tensors(tmp_path / "model.safetensors")
 
 
 def test_a_type_that_the_chain_does_not_carry_is_refused_by_its_name():
-    data = safetensors.torch.save({"a": torch.zeros(2, dtype=torch.int64)})
-    with pytest.raises(PeerError, match="'a' has the type 'I64'"):
-        read_safetensors(data)
+    with pytest.raises(ConfigError, match="'a' has the type 'I64'"):
+        from_mapped({"a": MappedTensor("I64", (2,), bytes(16))})
 
 
 @pytest.mark.parametrize("elements", [1, 2, 3, 7, 13, 27, 28, 29])

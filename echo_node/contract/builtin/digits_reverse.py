@@ -1,4 +1,6 @@
-"""`digits-reverse`: say some digits backwards, `r48213=` → `31284`. The task of the embedded model.
+"""`digits-reverse`: say some digits backwards, `r48213=` → `31284`.
+
+The task of the embedded model.
 
 All or nothing: the exact digits and no character more score 1, anything else 0.
 """

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import sys
 import textwrap
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 from typing import Any, Final
 
 from echo_node.contract import extraction
@@ -25,6 +27,16 @@ from echo_node.contract.keyed_rng import KeyStream, random_from
 from echo_node.errors import ContractError, boundary
 
 DEEPEST: Final = 32  # brackets within brackets: how many a parser can take depends on who has called it
+_LIBRARY: Final = "reasoning_gym"
+_PLOTS: Final = (
+    "matplotlib",
+    "matplotlib.animation",
+    "matplotlib.collections",
+    "matplotlib.pyplot",
+    "mpl_toolkits",
+    "mpl_toolkits.mplot3d",
+)
+"""Modules for plots, which a library of that library imports."""
 _INSTALL: Final = "pip install 'echo-node[gym]'"
 _OURS: Final = ("seed", "size")  # what a generator has and a run does not set
 _TRIES: Final = 8  # seeds for one key
@@ -201,7 +213,8 @@ def _library() -> Any:
     """reasoning-gym's factory, if the release is the one whose scorers were read."""
     try:
         found = version(gym_allowed.PACKAGE)
-        from reasoning_gym import factory  # noqa: PLC0415 -- seconds of work that most runs never need
+        with _without_plots():
+            from reasoning_gym import factory  # noqa: PLC0415 -- seconds of work that most runs never need
     except (PackageNotFoundError, ModuleNotFoundError) as error:
         missing = getattr(error, "name", None) or gym_allowed.PACKAGE
         raise ContractError(f"this contract needs {missing}, which is not here", advice=_INSTALL) from error
@@ -211,6 +224,33 @@ def _library() -> Any:
             advice=_INSTALL,
         )
     return factory
+
+
+@contextlib.contextmanager
+def _without_plots() -> Iterator[None]:
+    """Let the library be imported without matplotlib, with which one of its tasks could plot.
+
+    matplotlib wants a folder that it can write to, and a jail has none.
+    """
+    if _LIBRARY in sys.modules or _PLOTS[0] in sys.modules:
+        yield
+        return
+    modules = {name: _NoPlots(name) for name in _PLOTS}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name in _PLOTS:
+            sys.modules.pop(name, None)
+
+
+class _NoPlots(ModuleType):
+    """Stands for a module of matplotlib while the library is imported; all its names are types."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return sys.modules.get(f"{self.__name__}.{name}", object)
 
 
 def _dataset(task: str, settings: Mapping[str, object], seed: int) -> Any:

@@ -46,7 +46,10 @@ def version() -> int:
 
 
 def restrict(readable: Iterable[Path]) -> None:
-    """Restrict this process to reading beneath these paths. Needs no_new_privs or root."""
+    """Restrict this process to reading beneath these paths.
+
+    Needs no_new_privs or root.
+    """
     known = version()
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:

@@ -20,7 +20,9 @@ _THREADS: Final = 64
 def set_limits(
     *, memory_bytes: int, untouched: int, cpu_seconds: int, own_users: bool, may_fork: bool
 ) -> None:
-    """Set the limits, and check that the kernel took them. Later calls can only lower them.
+    """Set the limits, and check that the kernel took them.
+
+    Later calls can only lower them.
 
     A limit of threads counts all threads of a user, except in a user namespace of its own.
     """

@@ -18,13 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from echo_node.contract.api import Contract, prompt_of, score_of
+from echo_node.contract.code_folder import check_tree
 from echo_node.contract.data_rows import read_rows
 from echo_node.contract.jail.child import answer_in_child
 from echo_node.contract.jail.enclosure import Bounds, Enclosure, TooLargeError, code_paths
+from echo_node.contract.jail.episode_cache import EpisodeCache
+from echo_node.contract.jail.import_guard import guard_imports
 from echo_node.contract.jail.process import MAX_MESSAGE_BYTES, OUT_OF_MEMORY
 from echo_node.contract.jail.required import ADVICE_NO_LAYER
-from echo_node.contract.jail.serde import TEMPLATE, TEXT_BYTES, pack_prompt, prompt_bytes, unpack_prompt
-from echo_node.contract.package_digest import check_package
+from echo_node.contract.jail.serde import (
+    TEMPLATE,
+    TEXT_BYTES,
+    pack_prompt,
+    prompt_bytes,
+    unpack_prompt,
+    unpack_turns,
+)
 from echo_node.contract.registry import load
 from echo_node.errors import ContractError, EchoError, boundary
 from echo_node.runtime.ipc import Message, MessageError, Pipe, PipeEndedError, PipeError
@@ -52,9 +61,15 @@ def _prompt(contract: Contract, key: bytes, *, held_out: bool = False) -> list[A
         return pack_prompt(prompt)
 
 
-def _score(contract: Contract, prompt: list[Any], completion: str) -> list[Any]:
-    score = score_of(contract, unpack_prompt(prompt), completion)
+def _score(contract: Contract, prompt: list[Any], completion: str | list[Any]) -> list[Any]:
+    answer = completion if isinstance(completion, str) else unpack_turns(completion)
+    score = score_of(contract, unpack_prompt(prompt), answer)
     return [score.value, score.reason]
+
+
+def _reply(contract: Contract, prompt: list[Any], turns: list[Any]) -> list[Any]:
+    reply = _EPISODES.reply(contract, unpack_prompt(prompt), unpack_turns(turns))
+    return [reply.text, reply.done]
 
 
 def _own_answer(contract: Contract, prompt: list[Any]) -> list[Any]:
@@ -69,10 +84,13 @@ def _render(template: ChatTemplate, variables: dict[str, Any]) -> list[Any]:
     return [template.render(variables)]
 
 
+_EPISODES: Final = EpisodeCache()
+
 _ANSWERS: Final[dict[str, Callable[..., list[Any]]]] = {
     "prompt": _prompt,
     "held_out": partial(_prompt, held_out=True),
     "score": _score,
+    "reply": _reply,
     "answer": _own_answer,
     "render": _render,
 }
@@ -91,6 +109,8 @@ def set_up(
     bounds = Bounds(parent, memory_bytes, start["cpu_seconds"], frozenset(start["off"]))
     enclosure = Enclosure(bounds)
     folders = [Path(folder) for folder in start["folders"]]
+    code, digest, modules = start["code"] or (None, b"", [])
+    folders += [Path(code)] if code else []
     forks = enclosure.close(
         [*code_paths(), *folders], partial(_hand_over, control) if start["apart"] else None
     )
@@ -102,9 +122,14 @@ def set_up(
         )
     # Last, and only now: a module of theirs must neither shadow another nor run before.
     sys.path.extend(start["folders"])
-    if start["wheel"] is not None:
-        check_package(name, version, start["wheel"])
-    task = _template(start["params"]) if name == TEMPLATE else load(name, version, start["params"], rows)
+    if code is not None:
+        check_tree(Path(code), digest)
+        guard_imports(Path(code), modules)
+    task = (
+        _template(start["params"])
+        if name == TEMPLATE
+        else load(name, version, start["params"], rows, folder=code)
+    )
     try:
         threaded = enclosure.limit()
     except TooLargeError as error:
@@ -145,7 +170,8 @@ def serve(pipe: Pipe, control: socket.socket, parent: int) -> None:
     layers = [[layer.name, layer.active, layer.why_not] for layer in enclosure.layers]
     low, high = (task.low, task.high) if isinstance(task, Contract) else (0.0, 1.0)
     score_range = {"low": float(low), "high": float(high)}
-    pipe.send({"kind": "ready", **score_range, "layers": layers, "forks": forks})
+    facts = [task.has_environment, task.role, task.replayable] if isinstance(task, Contract) else None
+    pipe.send({"kind": "ready", **score_range, "environment": facts, "layers": layers, "forks": forks})
     if forks:
         gc.collect()
         gc.freeze()  # children then write to fewer pages that they share with this process

@@ -90,10 +90,10 @@ class JailedProcess:
             left = until - time.monotonic()
             if left <= 0:
                 raise PipeSilentError(f"no complete message came within {seconds:g} seconds")
-            self._wait_for_something(left)
+            self._wait_for_something(left, forks)
         return message
 
-    def _wait_for_something(self, seconds: float) -> None:
+    def _wait_for_something(self, seconds: float, forks: int) -> None:
         """Wait for bytes of the pipe; answer forks, and take the descriptor for that."""
         poll = select.poll()
         poll.register(self.pipe.fileno(), select.POLLIN)
@@ -113,6 +113,8 @@ class JailedProcess:
             with contextlib.suppress(OSError):
                 _, passed, _, _ = socket.recv_fds(other, 1, 1)
                 self._permits = ForkPermits(passed[0], self.pid) if passed else None
+                if self._permits is not None:  # it may come with the first request already under way
+                    self._permits.left = forks
             other.close()
 
     def kill(self) -> None:

@@ -1,15 +1,16 @@
-"""Serialization of prompts for the jail's pipe, with a bound on their size."""
+"""Serialization of prompts and turns for the jail's pipe, with a bound on their size."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from echo_node.contract.api import Prompt
+from echo_node.contract.api import Prompt, Turn
 
 TEMPLATE: Final = "chat-template"
 """Name of a jail that renders the template in its parameters and has no contract."""
 TEXT_BYTES: Final = 2**20
-"""Most bytes of one completion, and of one prompt with its system text and data."""
+"""Most bytes of one completion or its turns, and of one prompt with its system text and data."""
 
 
 def pack_prompt(prompt: Prompt) -> list[Any]:
@@ -24,6 +25,28 @@ def unpack_prompt(packed: object) -> Prompt:
             if all(type(one) is str for one in [*data.keys(), *data.values()]):
                 return Prompt(text, data, system, chat)
     raise ValueError("a packed prompt that is malformed")
+
+
+def pack_turns(turns: Sequence[Turn]) -> list[Any]:
+    """Return turns as a list of plain values."""
+    return [[turn.text, turn.reply] for turn in turns]
+
+
+def unpack_turns(packed: object) -> list[Turn]:
+    """Return the packed turns; raise `ValueError` if they are malformed."""
+    found: list[Turn] = []
+    for each in packed if isinstance(packed, list) else [None]:
+        match each:
+            case [str(text), str() | None as reply]:
+                found.append(Turn(text, reply))
+            case _:
+                raise ValueError("packed turns that are malformed")
+    return found
+
+
+def turns_bytes(turns: Sequence[Turn]) -> int:
+    """Return the size of turns in UTF-8 bytes; raise `UnicodeEncodeError` as `prompt_bytes`."""
+    return sum(len(turn.text.encode()) + len((turn.reply or "").encode()) for turn in turns)
 
 
 def prompt_bytes(prompt: Prompt) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from echo_node.contract.code_folder import CodeFolder
 from echo_node.contract.data_rows import Part
 from echo_node.contract.jail import Layer
 from echo_node.contract.jail.process import JailedProcess, cause_of
@@ -29,6 +30,8 @@ from echo_node.runtime.ipc import field as message_field
 _STARTS: Final = 3  # attempts to start a process before giving up
 _PAUSE_SECONDS: Final = 0.02  # first pause after repeated deaths; doubles with each
 _MAX_PAUSE_SECONDS: Final = 0.5
+LONG_TEXT: Final = 65_536
+"""Characters of an item for which it has its deadline once more: a score takes time by its text."""
 
 T = TypeVar("T")
 
@@ -71,8 +74,8 @@ class WorkerLimits:
     folders: tuple[Path, ...]
     apart: bool
     """Whether each item is answered by a process that has seen no other."""
-    wheel: bytes | None = None
-    """Digest that the contract's package must have; None for any."""
+    code: CodeFolder | None = None
+    """Code that travels with the run; None for an installed contract."""
     data: DataFile | None = None
     off: frozenset[str] = frozenset()
 
@@ -91,11 +94,17 @@ class Ready:
     layers: tuple[Layer, ...]
     forks: bool
     """Whether the process answers each item in a child of its own."""
+    has_environment: bool = False
+    role: str = "user"
+    replayable: bool = True
 
 
 @dataclass
 class JailWorker:
-    """One jailed process and its restarts. One caller at a time asks; any thread may close."""
+    """One jailed process and its restarts.
+
+    One caller at a time asks; any thread may close.
+    """
 
     terms: WorkerLimits
     starter: Executor
@@ -173,8 +182,8 @@ class JailWorker:
         token = secrets.token_bytes(8)
         request = {"kind": asked, "token": token, "items": list(items)}
         _send(process, request, self.terms.seconds)
-        for index in range(len(items)):
-            message = process.receive(self.terms.seconds, forks=1)
+        for index, item in enumerate(items):
+            message = process.receive(self.terms.seconds * longer_by(item), forks=1)
             if message["kind"] == "child":
                 done.append(self._read_child(message, token, index, doing, read))
             else:
@@ -240,7 +249,7 @@ class JailWorker:
             "require": list(terms.require),
             "apart": terms.apart,
             "folders": [str(folder.resolve()) for folder in terms.folders],
-            "wheel": terms.wheel,
+            "code": terms.code.packed() if terms.code else None,
             "off": sorted(terms.off),
         }
         _send(process, start, terms.start_seconds)
@@ -251,8 +260,10 @@ class JailWorker:
                 "high": float(high),
                 "layers": [*layers],
                 "forks": bool(forks),
+                "environment": facts,
             } if math.isfinite(low) and low < high < math.inf:
-                return Ready(low, high, tuple(_read_layer(layer) for layer in layers), forks)
+                found = tuple(_read_layer(layer) for layer in layers)
+                return Ready(low, high, found, forks, *_read_facts(facts))
             case {"kind": "refused", "what": str(what), "advice": str(advice)}:
                 raise ContractError(what, advice=advice)
         raise PipeError("it did not report that it is ready")
@@ -312,6 +323,11 @@ class _ChildError(PipeError):
     """A child has closed its pipe and still runs."""
 
 
+def longer_by(item: Sequence[Any]) -> float:
+    """Return the factor of the deadline for an item, by the characters of its texts."""
+    return 1.0 + sum(len(part) for part in item if isinstance(part, str)) / LONG_TEXT
+
+
 def _send(process: JailedProcess, message: Message, seconds: float) -> None:
     try:
         process.pipe.send(message, seconds=seconds)
@@ -324,6 +340,15 @@ def _read_layer(entry: object) -> Layer:
         case [str(name), bool(active), str(why_not)]:
             return Layer(name, active, why_not)
     raise PipeError("a layer that is malformed")
+
+
+def _read_facts(facts: object) -> tuple[bool, str, bool]:
+    match facts:
+        case None:
+            return False, "user", True
+        case [bool(has_environment), "user" | "tool" as role, bool(replayable)]:
+            return has_environment, str(role), replayable
+    raise PipeError("facts about an environment that are malformed")
 
 
 def _check_asked(message: Message, token: bytes, index: int) -> None:

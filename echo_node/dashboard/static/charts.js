@@ -87,15 +87,16 @@ function probe(box, place, rows, x, words) {
   if (pointed.has(box)) point(pointed.get(box));
 }
 
-// rows: {x, y, low, high, mean}
-export function curve(box, rows, { label, none, xWords, words }) {
+// rows: {x, y, low, high, mean}; marks: [[x, y], …] are a second curve, of dots
+export function curve(box, rows, { label, none, xWords, words, marks = [] }) {
   const known = thinned(rows.filter((row) => isNumber(row.x) && isNumber(row.y)));
   if (known.length < 2) return empty(box, none);
   const place = canvas(box, label);
   const first = known[0].x;
   const last = known.at(-1).x;
   const low = Math.min(0, ...known.map((row) => row.low));
-  const high = Math.max(...known.map((row) => row.high), low + 1e-9);
+  const dots = marks.filter(([at]) => at >= first - 1 && at <= last);
+  const high = Math.max(...known.map((row) => row.high), ...dots.map(([, value]) => value), low + 1e-9);
   const top = high <= 1.001 && high > 0.5 ? 1 : high * 1.05;
   const x = (value) => place.left + ((value - first) / (last - first || 1)) * (place.right - place.left);
   const y = (value) => place.bottom - ((value - low) / (top - low || 1)) * (place.bottom - place.top);
@@ -107,6 +108,8 @@ export function curve(box, rows, { label, none, xWords, words }) {
     draw("path", { class: "faint", d: path(known.map((row) => [x(row.x), y(row.y)])) }),
     draw("path", { class: "curve", d: path(known.map((row) => [x(row.x), y(row.mean)])) }),
     draw("circle", { class: "tip", cx: x(last), cy: y(known.at(-1).mean), r: 4 }),
+    draw("path", { class: "marks", d: path(dots.map(([step, value]) => [x(Math.max(step, first)), y(value)])) }),
+    ...dots.map(([step, value]) => draw("circle", { class: "mark", cx: x(Math.max(step, first)), cy: y(value), r: 3 })),
   );
   probe(box, place, known, (row) => x(row.x), words);
   return box.replaceChildren(place.svg);

@@ -53,6 +53,7 @@ export function tiles(state) {
   const saved = savedBytes(state);
   const found = [
     ["Reward", isNumber(progress.reward) ? decimal(progress.reward) : null, trend(progress.reward, before)],
+    ["Held out", isNumber(progress.evaluation?.reward) ? decimal(progress.evaluation.reward) : null, isNumber(progress.evaluation?.best_reward) ? `best ${decimal(progress.evaluation.best_reward)}, version ${whole(progress.evaluation.best_version)}, kept` : ""],
     ["Accepted", isNumber(progress.accepted) ? short(progress.accepted) : null, sum(progress.refused) ? `${short(sum(progress.refused))} refused` : "none refused"],
     ["Credit", ...credit(progress.credit)],
     ["Honest", progress.verdicts ? short(progress.verdicts.honest ?? 0) : null, count(dishonest(progress.verdicts), "forgery", "forgeries")],
@@ -89,7 +90,7 @@ function savedBytes({ run, totals }) {
   return { full, bytes: left, share: ((100 * left) / full).toFixed(left / full > 0.995 ? 1 : 0) };
 }
 
-export function reward({ steps, node }) {
+export function reward({ steps, node, progress }) {
   show("reward-card", node.role === "trainer" || steps.length > 0);
   const rows = [];
   const recent = [];
@@ -101,8 +102,11 @@ export function reward({ steps, node }) {
     const spread = Math.sqrt(recent.reduce((total, each) => total + (each - middle) ** 2, 0) / recent.length);
     rows.push({ x: step.step, y: step.reward, mean: middle, low: middle - spread, high: middle + spread, spread });
   }
-  if (at("reward-card").hidden || !changed("reward", rows.length, rows.at(-1))) return;
+  const held = progress.evaluation;
+  const marks = Array.isArray(held?.curve) ? held.curve.filter(([step, value]) => isNumber(step) && isNumber(value)) : [];
+  if (at("reward-card").hidden || !changed("reward", rows.length, rows.at(-1), marks)) return;
   curve(at("reward"), rows, {
+    marks,
     label: `Reward over ${rows.length} steps`,
     none: "The curve begins with the second step.",
     xWords: (value) => `${Math.round(value)}`,
@@ -110,7 +114,7 @@ export function reward({ steps, node }) {
   });
   const best = rows.reduce((most, row) => Math.max(most, row.mean), 0);
   put(at("reward-aside"), rows.length ? `best mean ${best.toFixed(2)}` : "");
-  put(at("reward-foot"), rows.length ? `By step. The line is the mean of ${WINDOW} steps, the band their standard deviation.` : "");
+  put(at("reward-foot"), rows.length ? `By step. The line is the mean of ${WINDOW} steps, the band their standard deviation.${marks.length ? " Dots are held-out rewards." : ""}` : "");
 }
 
 export function mine({ node, progress, steps, moments }) {

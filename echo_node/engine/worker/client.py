@@ -2,8 +2,8 @@
 
 A crash there is an `EngineError` here, and the next call starts another process. After a crash
 nothing is loaded: the caller loads again and repeats the work with the same keys, which gives the
-same draws. Weights are sent in pieces from the caller's memory, which must not change until the
-call is over.
+same draws; what the process had drawn until about a second before is not drawn again. Weights are
+sent in pieces from the caller's memory, which must not change until the call is over.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from echo_node.engine.base import (
     Description,
     Finished,
     Ids,
+    Respond,
     SamplingLimits,
     Scores,
     SlotRequest,
     TensorBytes,
     Update,
     never,
+    no_environment,
     no_news,
 )
 from echo_node.engine.engine_classes import EngineSpec, check_class
 from echo_node.engine.host_resources import available_memory, free_cores
+from echo_node.engine.worker.partial_draws import PartialDraws
 from echo_node.engine.worker.process import EngineProcess
 from echo_node.engine.worker.rpc import RpcCall
 from echo_node.engine.worker.rpc_generate import GenerateCall, send_changes
@@ -108,6 +111,7 @@ class WorkerEngine:
         self._finalizer: weakref.finalize[..., WorkerEngine] | None = None
         self._calls = 0
         self._loaded: bytes | None = None
+        self._partial = PartialDraws()
 
     @property
     def engine_class(self) -> str:
@@ -155,20 +159,31 @@ class WorkerEngine:
         *,
         stop: Callable[[], bool] = never,
         news: Callable[[], Update | None] = no_news,
+        respond: Respond = no_environment,
     ) -> Iterator[Finished]:
         """Yield completions, each as it ends; see `Engine`.
 
-        `stop` and `news` are called about ten times a second.
+        `stop` and `news` are called about ten times a second. The process goes on with other
+        completions while `respond` runs here.
         """
         with self._call("generating") as call:
             listed = isinstance(requests, Sequence)
             call.say("generate", listed=listed)
             if listed:  # all of them are looked at before any work
                 call.send_all("request", map(pack_request, requests))
-            for finished in GenerateCall(call, iter(requests), news, self._take_loaded).until(stop):
-                self.backoff.failures = 0
-                yield finished
-            call.settle()
+            self._partial.begin(self._loaded)
+            drawing = GenerateCall(call, iter(requests), news, self._take_loaded, self._partial, respond)
+            try:
+                for finished in drawing.until(stop):
+                    self.backoff.failures = 0
+                    yield finished
+                call.settle()
+            except PipeError:
+                raise  # the process is gone, and the caller may want the same again
+            except BaseException:
+                self._partial.clear()
+                raise
+            self._partial.clear()
 
     def score(self, prompt: Ids, ids: Ids, limits: SamplingLimits) -> Scores:
         """Measure a claimed completion by one prefill."""

@@ -25,10 +25,13 @@ from echo_node.engine.local import LocalEngine
 from echo_node.engine.worker.serde import (
     pack_description,
     pack_finished,
+    pack_prefix,
     pack_scores,
+    pack_turn,
     unpack_change,
     unpack_claim,
     unpack_limits,
+    unpack_reply,
     unpack_request,
     unpack_shape,
 )
@@ -37,6 +40,8 @@ from echo_node.errors import EchoError, EngineError, boundary
 from echo_node.runtime.ipc import Message, Pipe, PipeEndedError, PipeError, field
 
 _REPORT_SECONDS: Final = 0.05
+_PARTIAL_SECONDS: Final = 1.0
+"""Seconds between two messages with what running completions have drawn."""
 _KEPT_BYTES: Final = 256 * 2**20
 """Weights up to this many bytes are fetched once; larger ones tensor by tensor, on each use."""
 _LIBRARIES: Final = {"torch": ("torch", "torch"), "llama": ("llama.cpp", "llama_cpp")}
@@ -68,7 +73,10 @@ class EngineServer:
         return message
 
     def items(self, kind: str) -> Iterator[Message]:
-        """Messages of a kind, up to the word that they are over. The other side may break off."""
+        """Messages of a kind, up to the word that they are over.
+
+        The other side may break off.
+        """
         while (message := self.expect(kind, "over", "end"))["kind"] != "over":
             if message["kind"] == "end":
                 raise EngineError("what was being sent broke off")
@@ -136,7 +144,7 @@ def generate(engine: LocalEngine, conversation: EngineServer, message: Message) 
     with engine.batch() as batch:
         if field(message, "listed", bool):
             batch.check(map(unpack_request, conversation.items("request")))
-        more, asked, reported = True, False, 0.0
+        more, asked, reported, told = True, False, 0.0, time.monotonic()
         while True:
             if more and batch.room and not asked:
                 conversation.say("room", room=batch.room)
@@ -147,10 +155,9 @@ def generate(engine: LocalEngine, conversation: EngineServer, message: Message) 
             elif time.monotonic() >= reported + _REPORT_SECONDS:
                 conversation.say("going", updatable=batch.updatable)
                 reported = time.monotonic()
-            found = conversation.hear(None if asked or finished else 0)
+            found = conversation.hear(None if asked or finished or batch.waits else 0)
             if found is None:
-                for each in batch.step():
-                    conversation.say("finished", **pack_finished(each))
+                told = _step(batch, conversation, told)
             elif found["kind"] == "end":
                 return
             elif found["kind"] == "go":
@@ -159,9 +166,27 @@ def generate(engine: LocalEngine, conversation: EngineServer, message: Message) 
                 _take(found, batch, engine, conversation)
 
 
+def _step(batch: Batch, conversation: EngineServer, told: float) -> float:
+    """Draw a token each; say what has ended, and now and then what was drawn; return when."""
+    for each in batch.step():
+        conversation.say("finished", **pack_finished(each))
+    if ended := batch.ended_turns():
+        for turn in ended:
+            conversation.say("turn", **pack_turn(turn))
+        conversation.say("turns?")
+    if time.monotonic() < told + _PARTIAL_SECONDS:
+        return told
+    for number, drawn in batch.news_of_draws():
+        conversation.say("partial", request=number, **pack_prefix(drawn))
+    return time.monotonic()
+
+
 def _take(message: Message, batch: Batch, engine: LocalEngine, conversation: EngineServer) -> None:
     if message["kind"] == "request":
         batch.add(unpack_request(message))
+    elif message["kind"] == "reply":
+        for each in batch.respond(*unpack_reply(message)):
+            conversation.say("finished", **pack_finished(each))
     elif message["kind"] == "update":
         batch.update(conversation.update(message))
         conversation.say("updated", loaded=engine.loaded)
@@ -201,7 +226,10 @@ CALLS: Final[Mapping[str, Callable[[LocalEngine, EngineServer, Message], None]]]
 
 
 def serve(engine: LocalEngine, pipe: Pipe, pulse: Watchdog) -> None:
-    """Answer one call after the other, until asked to close. A call that fails is an answer too."""
+    """Answer one call after the other, until asked to close.
+
+    A call that fails is an answer too.
+    """
     last = 0
     while True:
         pulse.busy = False

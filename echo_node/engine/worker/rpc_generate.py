@@ -8,9 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from echo_node.engine.base import EngineStoppedError, Finished, SlotRequest, Update
+from echo_node.engine.base import (
+    EngineStoppedError,
+    Finished,
+    Respond,
+    SlotRequest,
+    TurnEnd,
+    Update,
+    no_environment,
+)
+from echo_node.engine.worker.partial_draws import PartialDraws
 from echo_node.engine.worker.rpc import RpcCall
-from echo_node.engine.worker.serde import pack_change, pack_request, unpack_finished
+from echo_node.engine.worker.serde import (
+    pack_change,
+    pack_reply,
+    pack_request,
+    unpack_finished,
+    unpack_prefix,
+    unpack_turn,
+)
 from echo_node.runtime.ipc import Message, PipeError, field
 
 _ASK_SECONDS: Final = 0.1
@@ -18,7 +34,10 @@ _ASK_SECONDS: Final = 0.1
 
 
 class GenerateCall:
-    """Generate one batch; `updated` is called when an update is in."""
+    """Generate one batch; `updated` is called when an update is in.
+
+    `partial` keeps what is drawn meanwhile.
+    """
 
     def __init__(
         self,
@@ -26,11 +45,19 @@ class GenerateCall:
         source: Iterator[SlotRequest],
         news: Callable[[], Update | None],
         updated: Callable[[Message], None],
+        partial: PartialDraws,
+        respond: Respond = no_environment,
     ) -> None:
+        self._partial = partial
+        self._sizes: list[int] = []
+        """Completions of each request."""
         self._call = call
         self._source = source
         self._news = news
         self._updated = updated
+        self._respond = respond
+        self._ended: list[TurnEnd] = []
+        """Turns that ended, until the word that they are to be answered."""
         self._update: Update | None = None
         """Update that is being sent."""
 
@@ -44,7 +71,9 @@ class GenerateCall:
                 continue
             self._call.check(message)
             if message["kind"] == "finished":
-                yield unpack_finished(message)
+                finished = unpack_finished(message)
+                self._partial.finish(finished, self._sizes[finished.request])
+                yield finished
             elif message["kind"] == "idle":
                 if self._update is None:
                     return
@@ -55,6 +84,10 @@ class GenerateCall:
         match message["kind"]:
             case "room":
                 self._call.say("go", more=self._send_requests(field(message, "room", int)))
+            case "partial":
+                self._partial.add(field(message, "request", int), unpack_prefix(message))
+            case "turn" | "turns?":
+                self._take_turn(message)
             case "going":
                 if self._update is None and field(message, "updatable", bool):
                     self._update = self._news()
@@ -68,13 +101,23 @@ class GenerateCall:
             case other:
                 raise PipeError(f"it sent {other!r} while generating")
 
+    def _take_turn(self, message: Message) -> None:
+        """Collect turns that ended; answer them together at the word that they are all."""
+        if message["kind"] == "turn":
+            self._ended.append(unpack_turn(message))
+            return
+        ended, self._ended = self._ended, []
+        for turn, reply in zip(ended, self._respond(ended), strict=True):
+            self._call.say("reply", **pack_reply(turn, reply))
+
     def _send_requests(self, room: int) -> bool:
         """Send as many requests as there is room for. Whether there may be more."""
         while room > 0:
             request = next(self._source, None)
             if request is None:
                 return False
-            self._call.say("request", **pack_request(request))
+            self._sizes.append(request.group_size)
+            self._call.say("request", **pack_request(self._partial.resumed(request)))
             room -= max(1, request.group_size)
         return True
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any, Final, Literal, cast
+from dataclasses import asdict, astuple
+from typing import Any, Final, cast, get_args
 
 import numpy as np
 
@@ -18,17 +18,22 @@ from echo_node.engine.base import (
     Description,
     Draw,
     Dtype,
+    Finish,
     Finished,
     Floats,
     Ids,
+    Prefix,
     SamplingLimits,
     Scores,
     SlotRequest,
     Span,
     TensorBytes,
+    TurnEnd,
+    TurnReply,
 )
 from echo_node.errors import EngineError
 from echo_node.runtime.ipc import Message, PipeError, field
+from protocol.turns import TurnRules
 
 PIECE_BYTES: Final = 2**20
 """Weights travel in pieces of this size at most."""
@@ -68,8 +73,31 @@ def pack_request(request: SlotRequest) -> Message:
         "prompt": pack_ids(request.prompt, "a prompt"),
         "slot_key": bytes(request.slot_key),
         "group_size": int(request.group_size),
+        "drawn": [pack_prefix(prefix) for prefix in request.drawn],
+        "turns": None
+        if request.turns is None
+        else [*astuple(request.turns)[:1], *astuple(request.turns)[2:]],
         **pack_limits(request.limits),
     }
+
+
+def pack_prefix(prefix: Prefix) -> Message:
+    """Return tokens of a completion as fields of a message."""
+    return {
+        "completion": prefix.completion,
+        "ids": pack_ids(prefix.ids, "a prefix"),
+        "logprobs": prefix.logprobs.astype(np.float64).tobytes(),
+    }
+
+
+def unpack_prefix(message: Any) -> Prefix:
+    """Return the tokens of a completion in a message."""
+    if type(message) is not dict:
+        raise PipeError("a prefix that is no map")
+    ids, logprobs = unpack_ids(message, "ids"), _floats(message, "logprobs")
+    if ids.size != logprobs.size:
+        raise PipeError("a prefix that contradicts itself")
+    return Prefix(field(message, "completion", int), ids, logprobs)
 
 
 def unpack_request(message: Message) -> SlotRequest:
@@ -78,8 +106,69 @@ def unpack_request(message: Message) -> SlotRequest:
         prompt=unpack_ids(message, "prompt"),
         slot_key=field(message, "slot_key", bytes),
         group_size=field(message, "group_size", int),
-        limits=unpack_limits(message),
+        limits=(limits := unpack_limits(message)),
+        drawn=tuple(map(unpack_prefix, field(message, "drawn", list))),
+        turns=_turn_rules(message.get("turns"), limits),
     )
+
+
+def _turn_rules(packed: object, limits: SamplingLimits) -> TurnRules | None:
+    match packed:
+        case None:
+            return None
+        case [int(end), int(environment), int(max_tokens), int(most), int(tokens)]:
+            return TurnRules(end, limits.end_tokens, environment, max_tokens, most, tokens)
+    raise PipeError("a request with rules of turns that are none")
+
+
+def pack_turn(ended: TurnEnd) -> Message:
+    """Return an ended turn as fields of a message."""
+    return {
+        "request": ended.request,
+        "completions": list(ended.completions),
+        "ids": pack_ids(ended.ids, "a turn"),
+        "start": ended.start,
+        "turn": ended.turn,
+        "environment": ended.environment,
+    }
+
+
+def unpack_turn(message: Message) -> TurnEnd:
+    """Return the ended turn in a message."""
+    completions = field(message, "completions", list)
+    if not completions or not all(type(each) is int for each in completions):
+        raise PipeError("a turn of no completion")
+    return TurnEnd(
+        field(message, "request", int),
+        tuple(completions),
+        unpack_ids(message, "ids"),
+        field(message, "start", int),
+        field(message, "turn", int),
+        field(message, "environment", int),
+    )
+
+
+def pack_reply(ended: TurnEnd, reply: TurnReply) -> Message:
+    """Return the answer to a turn as fields of a message."""
+    return {
+        "request": ended.request,
+        "completion": ended.completions[0],
+        "ids": None if reply.ids is None else pack_ids(reply.ids, "a reply"),
+        "finish": reply.finish,
+    }
+
+
+def unpack_reply(message: Message) -> tuple[int, int, TurnReply]:
+    """Return request, completion and answer in a message."""
+    ids = None if message.get("ids") is None else unpack_ids(message, "ids")
+    return field(message, "request", int), field(message, "completion", int), TurnReply(ids, _finish(message))
+
+
+def _finish(message: Message) -> Finish:
+    finish = field(message, "finish", str)
+    if finish not in get_args(Finish):
+        raise PipeError(f"a completion that ended as {finish!r}")
+    return cast("Finish", finish)
 
 
 def pack_finished(finished: Finished) -> Message:
@@ -98,14 +187,21 @@ def pack_finished(finished: Finished) -> Message:
 def unpack_finished(message: Message) -> Finished:
     """Return the completion in a message."""
     ids, logprobs = unpack_ids(message, "ids"), _floats(message, "logprobs")
-    finish = field(message, "finish", str)
+    finish = _finish(message)
     spans = field(message, "spans", list)
-    if ids.size != logprobs.size or finish not in {"end", "length"}:
+    if ids.size != logprobs.size:
         raise PipeError("a completion that contradicts itself")
-    if not all(type(span) is list and [type(part) for part in span] == [int, bytes] for span in spans):
+    if not all(map(_is_span, spans)):
         raise PipeError("a completion whose spans are none")
-    draw = Draw(ids, logprobs, cast("Literal['end', 'length']", finish), tuple(Span(*span) for span in spans))
+    draw = Draw(ids, logprobs, finish, tuple(Span(*span) for span in spans))
     return Finished(field(message, "request", int), field(message, "completion", int), draw)
+
+
+def _is_span(span: object) -> bool:
+    match span:
+        case [int(), bytes() | None]:
+            return True
+    return False
 
 
 def pack_claim(claim: Claim) -> Message:

@@ -59,7 +59,10 @@ def _make(around: Path) -> tuple[Path, int | None]:
 
 
 def _sweep(around: Path) -> None:
-    """Remove what killed processes have left there. What is somebody else's, or in use, stays."""
+    """Remove what killed processes have left there.
+
+    What is somebody else's, or in use, stays.
+    """
     for folder in around.glob(f"{_PREFIX}*"):
         try:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():

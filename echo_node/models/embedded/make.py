@@ -47,22 +47,27 @@ def make(out: Path, seed: int = SHIPPED_SEED) -> float:
     """Write the whole folder, and return the share of exact answers that its weights give."""
     torch.set_num_threads(1)
     draws = np.random.default_rng(seed)
-    model = _untrained(_architecture(), draws)
+    model = untrained(architecture(), draws)
     _learn(model, draws)
+    write_folder(model, out)
+    with torch.no_grad():
+        return _exact_share(_log_probabilities(model, _answered_prompts(draws, HELD_OUT)))
+
+
+def write_folder(model: Qwen3ForCausalLM, out: Path) -> None:
+    """Round a model to bf16, and write it with its configuration and tokenizer."""
     weights = {name: weight.detach().bfloat16() for name, weight in sorted(model.named_parameters())}
     model.load_state_dict({name: weight.double() for name, weight in weights.items()}, strict=False)
     model.config.dtype = torch.bfloat16
-
     out.mkdir(parents=True, exist_ok=True)
     (out / "model.safetensors").write_bytes(save(weights, metadata={"format": "pt"}))
     model.config.save_pretrained(out)
     _generation().save_pretrained(out)
     _tokenizer().save_pretrained(out)
-    with torch.no_grad():
-        return _exact_share(_log_probabilities(model, _answered_prompts(draws, HELD_OUT)))
 
 
-def _architecture() -> Qwen3Config:
+def architecture() -> Qwen3Config:
+    """Return the size and shape of the embedded models."""
     # As in large models of its kind, queries share keys and a head is wider than hidden / heads, so
     # that an engine that gets those wrong fails here too.
     return Qwen3Config(
@@ -83,7 +88,7 @@ def _architecture() -> Qwen3Config:
     )
 
 
-def _untrained(config: Qwen3Config, draws: Generator) -> Qwen3ForCausalLM:
+def untrained(config: Qwen3Config, draws: Generator) -> Qwen3ForCausalLM:
     """Build the model with its first weights, all in float64 (transformers norms in float32)."""
     model: Qwen3ForCausalLM = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         config, dtype=torch.float64, attn_implementation="sdpa"
@@ -120,7 +125,7 @@ def _learn(model: Qwen3ForCausalLM, draws: Generator) -> None:
     for step in range(MOST_STEPS):
         log_probabilities = _log_probabilities(model, _answered_prompts(draws, BATCH))
         loss, exact = -log_probabilities.mean(), _exact_share(log_probabilities.detach())
-        _say(f"after {step:3d} steps: loss {loss.item():.3f}, exact {exact:.3f}")
+        say(f"after {step:3d} steps: loss {loss.item():.3f}, exact {exact:.3f}")
         if exact >= ENOUGH:
             return
         optimiser.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARM_UP)
@@ -171,7 +176,8 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print progress."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -182,7 +188,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SHIPPED_SEED, help="default: the one that was shipped")
     wish = parser.parse_args()
     exact = make(wish.out, wish.seed)
-    _say(f"{wish.out}: seed {wish.seed}, exact {exact:.3f} after rounding to bf16")
+    say(f"{wish.out}: seed {wish.seed}, exact {exact:.3f} after rounding to bf16")
 
 
 if __name__ == "__main__":

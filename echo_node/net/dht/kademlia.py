@@ -232,9 +232,9 @@ class Dht:
 
     def _admit(self, peers: Addresses, teller: ID) -> Addresses:
         """Return the peers with the addresses that their teller may name."""
-        told = self._host.swarm.teller(teller)
+        source = self._host.swarm.teller(teller)
         return {
-            peer: tuple(map(Multiaddr, self._host.door.admit(public, map(str, addresses), told)))
+            peer: tuple(map(Multiaddr, self._host.door.admit(public, map(str, addresses), source)))
             for peer, addresses in peers.items()
             if (public := key_of(peer)) is not None
         }

@@ -30,7 +30,7 @@ _NAME: Final = re.compile(
 
 
 class Trust(enum.IntEnum):
-    """How an address came to be known; higher ones replace lower ones."""
+    """Trust in the source of an address; higher ones replace lower ones."""
 
     PEER = 0
     """A peer said so: of itself or of others."""
@@ -46,7 +46,7 @@ class Trust(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Teller:
-    """Who names an address: the scope by which it was met, and whose budget pays."""
+    """Source of an address: the scope by which it was met, and the budget that pays."""
 
     trust: Trust
     met: Scope
@@ -129,7 +129,10 @@ _Draw = tuple[_Buckets, Hashable, float, float]
 
 
 class AddressDoor:
-    """Admitted addresses of all peers, with their tries and budgets. Bounded, in memory."""
+    """Admitted addresses of all peers, with their tries and budgets.
+
+    Bounded, in memory.
+    """
 
     def __init__(self, allowed: DoorLimits | None = None) -> None:
         self._allowed = allowed or DoorLimits()

@@ -22,8 +22,12 @@ _ADDRESS: Final = re.compile(
 )
 _SHARED: Final = ipaddress.ip_network("100.64.0.0/10")
 """Carrier-grade NAT: neither private nor public to `ipaddress`."""
-_TRANSLATED: Final = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("64:ff9b:1::/48"))
-"""NAT64: the last 32 bits are an IPv4 address, which a gateway dials."""
+_TRANSLATED: Final = tuple(
+    ipaddress.ip_network(each) for each in ("64:ff9b::/96", "64:ff9b:1::/48", "::ffff:0:0:0/96")
+)
+"""NAT64 and SIIT: the last 32 bits are an IPv4 address, which a gateway dials."""
+_TUNNELLED: Final = (b"\x00\x00\x5e\xfe", b"\x02\x00\x5e\xfe")
+"""ISATAP: bytes of an interface's id before the IPv4 address to which packets are tunnelled."""
 _COMPATIBLE: Final = ipaddress.ip_network("::/96")
 """IPv4-compatible IPv6, long abolished."""
 
@@ -86,7 +90,7 @@ def _scope_of_ip6(ip: ipaddress.IPv6Address) -> Scope:
     if ip.is_unspecified or ip.is_multicast or ip.is_link_local or ip.is_site_local or ip in _COMPATIBLE:
         return Scope.NOWHERE
     inside = ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
-    if any(ip in network for network in _TRANSLATED):
+    if any(ip in network for network in _TRANSLATED) or ip.packed[8:12] in _TUNNELLED:
         inside = ipaddress.IPv4Address(ip.packed[-4:])
     if inside is not None:  # an address within: a gateway would dial it, so only a public one counts
         return Scope.PUBLIC if _scope_of_ip4(inside) is Scope.PUBLIC else Scope.NOWHERE

@@ -99,9 +99,9 @@ class ConnectedPeers:
             return False  # its addresses have expired; the stored ones stand
         if envelope is None or self._records.get(public) is envelope:
             return False
-        told = map(str, envelope.record().addrs)
+        named = map(str, envelope.record().addrs)
         signed = usable(
-            self._host.door.admit(public, told, self._host.swarm.teller(peer)), public, most=limits.ADDRESSES
+            self._host.door.admit(public, named, self._host.swarm.teller(peer)), public, most=limits.ADDRESSES
         )  # without names, which are dialled while their peer is known and not written down
         live = self._host.get_network().get_connections(peer)
         ways = [way for connection in live if (way := dialled_address(connection)) is not None]

@@ -32,7 +32,7 @@ UNVERIFIED_SECONDS: Final = 900.0
 
 
 class Source(enum.IntEnum):
-    """Where a candidate comes from; lower is dialled first."""
+    """Source of a candidate; lower is dialled first."""
 
     LOST = 0
     """Connected until recently."""

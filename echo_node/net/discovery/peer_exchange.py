@@ -117,7 +117,7 @@ class Referrer:
 
 
 class PeerExchangeSchedule:
-    """When to ask which peer for peers."""
+    """Schedule of the questions for peers."""
 
     def __init__(
         self,

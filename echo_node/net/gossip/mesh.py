@@ -150,7 +150,7 @@ class Mesh:
             if topic not in self._mesh:
                 self._fanout[topic] = now
             others = self.subscribers(topic) - chosen
-            chosen |= set(self._random.sample(sorted(others), min(max(0, FLOOD - len(chosen)), len(others))))
+            chosen |= set(self._random.sample(sorted(others), min(FLOOD - len(chosen), len(others))))
         return chosen.difference(but)
 
     def remember(self, identifier: bytes, message: Published, *, own: bool) -> None:

@@ -29,6 +29,8 @@ Pack: TypeAlias = Callable[[str, Sequence[bytes]], Sequence[bytes]]
 OnResponse: TypeAlias = Callable[[bytes, bytes], Awaitable[None]]
 """Handles a peer's non-empty response and updates the outbox. A `PeerError` or `ProtocolError` that
 it raises is scored as that peer's fault."""
+ExtraSeconds: TypeAlias = Callable[[bytes], float]
+"""Returns the seconds that a peer needs for a message beyond those for its own bytes."""
 
 _ITEM_FAILURES: Final = frozenset({"refused", "too-large", "internal-error"})
 """Failures that another selection of items may not have."""
@@ -49,6 +51,7 @@ class Recipient:
         on_response: OnResponse,
         patience: Patience,
         luck: random.Random,
+        extra_seconds: ExtraSeconds = lambda _message: 0.0,
     ) -> None:
         self.peer = peer
         self.scope = trio.CancelScope()
@@ -58,6 +61,7 @@ class Recipient:
         self._on_response = on_response
         self._patience = patience
         self._luck = luck
+        self._extra_seconds = extra_seconds
         self._schedule = Schedule()
         self._tries: dict[bytes, int] = {}
         self._mark = 0
@@ -128,7 +132,11 @@ class Recipient:
         try:
             for topic, message in messages:
                 answer = await deliver(
-                    self._network, self.peer, topic, message, deadline=self._patience.deadline
+                    self._network,
+                    self.peer,
+                    topic,
+                    message,
+                    deadline=self._patience.deadline + self._extra_seconds(message),
                 )
                 if answer:
                     await self._on_response(self.peer, answer)

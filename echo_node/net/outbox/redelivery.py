@@ -19,7 +19,7 @@ from echo_node.errors import PeerError
 from echo_node.net.base import Network, PeerEvent, RequestError
 from echo_node.net.outbox.backoff import Patience
 from echo_node.net.outbox.outbox import LONGEST, Outbox
-from echo_node.net.outbox.recipient import OnResponse, Pack, Recipient, packed
+from echo_node.net.outbox.recipient import ExtraSeconds, OnResponse, Pack, Recipient, packed
 from echo_node.net.subscription import Subscription
 from protocol import limits
 
@@ -41,7 +41,9 @@ class Redelivery:
         on_response: OnResponse,
         patience: Patience | None = None,
         luck: random.Random | None = None,
+        extra_seconds: ExtraSeconds = lambda _message: 0.0,
     ) -> None:
+        self._extra_seconds = extra_seconds
         self._network = network
         self._outbox = outbox
         self._recipients = recipients
@@ -129,4 +131,5 @@ class Redelivery:
             on_response=self._on_response,
             patience=self._patience,
             luck=self._luck,
+            extra_seconds=self._extra_seconds,
         )

@@ -172,8 +172,10 @@ class Circuits(ITransport):
             for address in conn.get_transport_addresses()
         ]
         suffix = Multiaddr(f"/p2p/{relay}/p2p-circuit")
-        told = [each for each in map(addresses.read, named) if each is not None and _is_for_others(each)]
-        theirs = self._host.admit_own(relay, told)
+        advertised = [
+            each for each in map(addresses.read, named) if each is not None and _is_for_others(each)
+        ]
+        theirs = self._host.admit_own(relay, advertised)
         unique = {str(each): each for each in [*ours, *theirs]}
         return tuple(each.encapsulate(suffix) for each in list(unique.values())[:ADDRESSES])
 

@@ -11,7 +11,7 @@ import trio
 from echo_node.net.libp2p import join_swarm
 from echo_node.net.swarm_settings import SwarmSettings
 from protocol import Identity
-from tests.net.post import Receiver, Sender, items
+from tests.net.delivery_fixtures import Receiver, Sender, items
 
 TELL_SECONDS = 0.1
 
