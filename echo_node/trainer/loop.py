@@ -187,7 +187,7 @@ class TrainerLoop:
                         await self._take_step()
                 except trio.Cancelled:
                     await self._heads.wait_ended(END_SECONDS)
-                    if self._heads.is_settled and not self._learning:
+                    if self._heads.is_settled:  # a gradient that was begun has changed no weights
                         await self._schedule.save_final(self._number)
                     raise
                 await self._heads.flush()

@@ -236,7 +236,10 @@ async def test_a_trainer_that_is_told_to_end_goes_on_with_nothing_to_repeat(begu
 async def test_a_trainer_that_is_told_to_end_in_the_middle_of_a_step_keeps_nothing_half_done(
     begun, monkeypatch, moment
 ):
-    """What is not in the weights yet is learnt again; what is being signed is signed and saved."""
+    """What is not in the weights yet is learnt again; what is being signed is signed and saved.
+
+    The batch after it may be drawn already, since heads are signed beside the steps: it is pending.
+    """
     folder, batches, expected = begun
     place = loop_room if moment == "accumulate" else HeadPublisher
     real = getattr(place, moment)
@@ -250,8 +253,10 @@ async def test_a_trainer_that_is_told_to_end_in_the_middle_of_a_step_keeps_nothi
         await train(folder, lambda _: Replaying(batches))
     assert life.cancelled_caught
     loop, _ = await train(folder, lambda _: Replaying(batches))
-    assert (loop.recovered.number, loop.recovered.adopted) == (9, False)
-    assert (loop.recovered.replayed, len(loop.recovered.pending)) == (0, moment == "accumulate")
+    learnt = 8 if moment == "accumulate" else 9
+    assert (loop.recovered.replayed, loop.recovered.adopted) == (0, False)
+    assert [batch.number for batch in loop.recovered.pending] == [*range(learnt + 1, loop.recovered.number + 1)]
+    assert loop.recovered.number in ({9} if moment == "accumulate" else {9, 10})
     crash_points.check(folder, expected, batches)
 
 
