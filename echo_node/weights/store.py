@@ -53,6 +53,8 @@ class WeightsStore:
         self._turn = threading.RLock()
         """Held by whoever changes anything in the folder."""
         self._leases = RwLock()
+        self._building = RwLock()
+        """Read by whoever builds a version from blobs, written by whoever removes blobs."""
         self.archive = archive
         self.flat = archive.flat
         self.blobs = archive.blobs
@@ -236,7 +238,7 @@ class WeightsStore:
         if head is None:
             raise StoreError("a head that this node does not know", advice="keep it first")
         with self._place.another_state(self.flat) as other:
-            with self._reading(deadline):
+            with self._reading(deadline), self._building.reading(deadline):
                 self._build_into(other, head)
             with leased(self.archive, head, other.view()) as held:
                 yield held
@@ -256,9 +258,10 @@ class WeightsStore:
         """Remove blobs of old versions; return the bytes freed.
 
         The last `versions` can still be built, and so can pinned ones. `settled` is a head with an
-        anchor that enough others hold: only what is older may go.
+        anchor that enough others hold: only what is older may go. Waits for versions that are being
+        built from blobs here.
         """
-        with self._turn:
+        with self._turn, self._building.writing(LEASE_SECONDS):
             needed = blob_gc.needed(
                 self.archive, self.tip, versions=versions, settled=settled, pinned=self._pinned
             )

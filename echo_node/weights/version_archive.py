@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator, Sequence
 
 from echo_node.errors import DefectError, StoreError
@@ -38,6 +39,8 @@ class VersionArchive:
         self._whole = set[bytes]()
         """Tables known to have all their frames: a new check would look at every file."""
         self._lost = 0
+        self._checking = threading.Lock()
+        """Held while a table is found whole, or blobs go: else one that goes counts as whole."""
 
     def missing(self, route: Route) -> list[tuple[bytes, int | None]]:
         """Return blobs that a route lacks, with sizes; only the table while that is missing."""
@@ -48,14 +51,15 @@ class VersionArchive:
 
     def is_whole(self, route: Route) -> bool:
         """Return whether the table and every frame of a route are here."""
-        if self._lost != self.blobs.lost:  # some file was damaged: of which table, nobody knows
-            self._lost = self.blobs.lost
-            self._whole.clear()
-        if route.table not in self._whole:
-            if self.missing(route):
-                return False
-            self._whole.add(route.table)
-        return True
+        with self._checking:
+            if self._lost != self.blobs.lost:  # some file was damaged: of which table, nobody knows
+                self._lost = self.blobs.lost
+                self._whole.clear()
+            if route.table not in self._whole:
+                if self.missing(route):
+                    return False
+                self._whole.add(route.table)
+            return True
 
     def names(self, head: Head) -> Iterator[bytes]:
         """Iterate over every blob of a head, as far as its tables are here."""
@@ -75,14 +79,15 @@ class VersionArchive:
 
     def keep_only(self, needed: Collection[bytes]) -> int:
         """Remove all other blobs and their partial downloads; return the bytes freed."""
-        self._whole.intersection_update(needed)
-        gone = {blob: size for blob, size in self.blobs.all() if blob not in needed}
-        for path in [self.blobs.path(blob) for blob in gone]:
-            files.remove(path)
-        for blob, path in self.blobs.drafts():
-            if blob not in needed:
+        with self._checking:
+            self._whole.intersection_update(needed)
+            gone = {blob: size for blob, size in self.blobs.all() if blob not in needed}
+            for path in [self.blobs.path(blob) for blob in gone]:
                 files.remove(path)
-        return sum(gone.values())
+            for blob, path in self.blobs.drafts():
+                if blob not in needed:
+                    files.remove(path)
+            return sum(gone.values())
 
     def hashes(self, head: Head) -> list[bytes]:
         """Return a version's chunk hashes from one of its tables, checked against its root."""

@@ -255,7 +255,9 @@ async def test_a_trainer_that_is_told_to_end_in_the_middle_of_a_step_keeps_nothi
     loop, _ = await train(folder, lambda _: Replaying(batches))
     learnt = 8 if moment == "accumulate" else 9
     assert (loop.recovered.replayed, loop.recovered.adopted) == (0, False)
-    assert [batch.number for batch in loop.recovered.pending] == [*range(learnt + 1, loop.recovered.number + 1)]
+    assert [batch.number for batch in loop.recovered.pending] == [
+        *range(learnt + 1, loop.recovered.number + 1)
+    ]
     assert loop.recovered.number in ({9} if moment == "accumulate" else {9, 10})
     crash_points.check(folder, expected, batches)
 

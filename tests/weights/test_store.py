@@ -681,6 +681,60 @@ def test_a_store_that_is_pruned_stays_as_small_as_it_is(leader):
     assert leader.verify() == []
 
 
+def test_blobs_of_a_version_that_is_being_built_stay_until_it_is_built(leader, monkeypatch):
+    """A trainer looks at old groups while it publishes: pruning ended it."""
+    made = publish(leader, 30)
+    anchor = [each.head for each in made if each.head.message.anchor][-1]
+    building, go_on, pruned = threading.Event(), threading.Event(), threading.Event()
+    readers = leader.archive.readers
+
+    def slowly(way):
+        building.set()
+        assert go_on.wait(60)
+        return readers(way)
+
+    def prune():
+        leader.prune(versions=2, settled=anchor.id)
+        pruned.set()
+
+    monkeypatch.setattr(leader.archive, "readers", slowly)
+    states = []
+
+    def build():
+        with leader.materialise(made[3].head.id) as other:
+            states.append(bits(other.state))
+
+    threads = [threading.Thread(target=build), threading.Thread(target=prune)]
+    threads[0].start()
+    assert building.wait(60)
+    threads[1].start()
+    assert not pruned.wait(0.2)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert states == [bits(weights(3))]
+    assert pruned.is_set()
+    assert not leader.archive.can_build(made[3].head.id)
+
+
+def test_a_table_that_is_looked_at_while_it_goes_does_not_count_as_whole(leader, monkeypatch):
+    made = publish(leader, 30)
+    route = made[3].head.message.routes[0]
+    anchor = [each.head for each in made if each.head.message.anchor][-1]
+    every, looks = leader.blobs.all, []
+
+    def looked_at_meanwhile():
+        looks.append(threading.Thread(target=leader.archive.is_whole, args=(route,)))
+        looks[0].start()
+        looks[0].join(0.2)  # without the lock it ends here, and finds the files
+        return every()
+
+    monkeypatch.setattr(leader.blobs, "all", looked_at_meanwhile)
+    assert leader.prune(versions=2, settled=anchor.id) > 0
+    looks[0].join(60)
+    assert not leader.archive.is_whole(route)
+
+
 def test_an_anchor_opens_as_a_safetensors_file(leader):
     publish(leader, 1)
     data = anchor_bytes(leader, route_of(leader.tip))
