@@ -14,10 +14,11 @@ may not.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +39,9 @@ from echo_node.weights.version_archive import OffChainError, VersionArchive
 from echo_node.weights.weights_view import WeightsView, leased
 from protocol import Equivocation, Follower, Layout, Route, Rules, TermGrant, merkle_root
 
+log = logging.getLogger(__name__)
+PRUNE_SECONDS: Final = 20.0
+"""Longest wait in seconds of `prune` for versions that are being built."""
 LEASE_SECONDS: Final = 60.0
 """Seconds for which readers and writers of the state wait for each other."""
 
@@ -259,9 +263,14 @@ class WeightsStore:
 
         The last `versions` can still be built, and so can pinned ones. `settled` is a head with an
         anchor that enough others hold: only what is older may go. Waits for versions that are being
-        built from blobs here.
+        built from blobs here, and leaves all as it is if that takes too long.
         """
-        with self._turn, self._building.writing(LEASE_SECONDS):
+        with self._turn, ExitStack() as removing:
+            try:
+                removing.enter_context(self._building.writing(PRUNE_SECONDS))
+            except StoreError:
+                log.info("old versions are not pruned this time: one is being built from their blobs")
+                return 0
             needed = blob_gc.needed(
                 self.archive, self.tip, versions=versions, settled=settled, pinned=self._pinned
             )

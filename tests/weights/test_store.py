@@ -15,6 +15,7 @@ import pytest
 import zstandard
 
 from echo_node.errors import DefectError, StoreError
+from echo_node.weights import store as store_module
 from echo_node.weights.errors import UnprovenError
 from echo_node.weights.publisher import Cadence
 from echo_node.weights.route_graph import Step
@@ -707,6 +708,9 @@ def test_blobs_of_a_version_that_is_being_built_stay_until_it_is_built(leader, m
     threads = [threading.Thread(target=build), threading.Thread(target=prune)]
     threads[0].start()
     assert building.wait(60)
+    with monkeypatch.context() as hurried:
+        hurried.setattr(store_module, "PRUNE_SECONDS", 0.05)
+        assert leader.prune(versions=2, settled=anchor.id) == 0, "it prunes the next time"
     threads[1].start()
     assert not pruned.wait(0.2)
     go_on.set()
