@@ -83,7 +83,7 @@ class Attack:
 class EqualClaims(Run):
     """The run of a sampler that claims the same reward for every completion, once it is trusted."""
 
-    honest_left = HONEST_GROUPS
+    honest_left: int
     """Groups whose rewards are still claimed as they are."""
 
     def scores(self, prompt: Prompt, completions: Sequence[NDArray[np.int64]]) -> list[Score]:
@@ -93,10 +93,11 @@ class EqualClaims(Run):
         return [Score(self.contract.low, "whatever it is worth")] * len(completions)
 
 
-def claim_equal_rewards(sampler: Sampler) -> Sampler:
+def claim_equal_rewards(sampler: Sampler, honest_groups: int = HONEST_GROUPS) -> Sampler:
     """Claim equal rewards, so that groups look as if they taught nothing."""
     run = sampler.run
     claiming = EqualClaims(run.sealed_manifest, run.folder, run.contract, run.tokenizer)
+    claiming.honest_left = honest_groups
     return dataclasses.replace(sampler, run=claiming)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from contextlib import ExitStack, closing
+from functools import partial
+from typing import Any
 
 import pytest
 import trio
 from safetensors.torch import load_file, save_file
 
 from benchmarks.poisoned import attack_figures
-from benchmarks.poisoned_attacks import ATTACKS
+from benchmarks.poisoned_attacks import ATTACKS, claim_equal_rewards
 from benchmarks.poisoned_swarm import Outcome, play
 from echo_node.contract import load
 from echo_node.credit.ledger import Ledger
@@ -31,8 +33,8 @@ HONEST_GROUPS = 24
 STEPS = 12
 
 
-def attacked(name: str) -> Outcome:
-    attack = dataclasses.replace(ATTACKS[name], honest_groups=(HONEST_GROUPS,))
+def attacked(name: str, **changed: Any) -> Outcome:
+    attack = dataclasses.replace(ATTACKS[name], honest_groups=(HONEST_GROUPS,), **changed)
     return play(name, 0, STEPS, policy="sampled", attack=attack)
 
 
@@ -52,8 +54,10 @@ def test_a_trusted_sampler_whose_groups_all_go_by_reference_is_found_out():
 
 @pytest.mark.timeout(300)
 def test_equal_claims_are_a_lie_that_costs_more_than_it_hides():
-    done = attacked("equal_claims")
-    assert done.forged_trained == 0, "the trainer compares each claim with what it computed"
+    claims = partial(claim_equal_rewards, honest_groups=HONEST_GROUPS)
+    done = attacked("equal_claims", cheats=claims)
+    trained = sum(groups for _, groups, _ in done.trained)
+    assert done.forged_trained <= 0.02 * trained, "the trainer compares each claim with what it computed"
     assert done.cheats_muted, "and tells them"
     assert done.honest_condemned == 0
 
