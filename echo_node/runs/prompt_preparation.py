@@ -14,11 +14,11 @@ from echo_node.contract.data_rows import rows_of
 from echo_node.errors import ConfigError, ContractError, boundary
 from echo_node.models.folder import read_model_config
 from echo_node.models.progress import Progress
+from echo_node.runs.chat_pieces import ChatPrompts
 from echo_node.runs.data_source import read_source
 from echo_node.runs.dataset import DataTable, Row, check_rows, cut, describe, write_rows
 from echo_node.runs.model_description import context_of
 from echo_node.runs.prompt_lengths import Lengths
-from echo_node.runs.run import render_prompts
 from echo_node.runs.tokenizer import Tokenizer
 from echo_node.runs.turn_settings import choose_turns
 from protocol import limits, public_key_of
@@ -192,5 +192,5 @@ class Measure:
         return Lengths(self._tokens(prompts), answers, complete=False)
 
     def _tokens(self, prompts: Sequence[Prompt]) -> list[int]:
-        texts = render_prompts(self.tokenizer, self.template, prompts)
-        return [len(self.tokenizer.encode(text)) for text in texts]
+        known = ChatPrompts(self.tokenizer, self.template)
+        return [known.ids(each).size for each in prompts]

@@ -42,9 +42,10 @@ from echo_node.models.progress import Progress, no_progress
 from echo_node.net.blobs.blob_registry import InFile
 from echo_node.runs.adapter_folder import base_files, check_adapter_folder, describe_adapter
 from echo_node.runs.algorithm import check_ranges
+from echo_node.runs.chat_pieces import ChatPrompts
 from echo_node.runs.dataset import FILE as DATA_FILE
 from echo_node.runs.model_description import describe_model
-from echo_node.runs.thought_split import answer_of, opens_thought
+from echo_node.runs.thought_split import answer_of
 from echo_node.runs.tokenizer import Tokenizer
 from echo_node.runs.turn_tokens import TurnTemplate, chat_template, plain_template
 from echo_node.weights.tensors import State, from_mapped
@@ -185,16 +186,16 @@ class Run:
             found = self.contract.sandbox.prompts(keys, held_out=held_out)
         else:
             found = [prompt_of(self.contract, key, held_out=held_out) for key in keys]
-        texts = render_prompts(self.tokenizer, self.manifest.template, found)
-        return [(prompt, self.tokenizer.encode(text)) for prompt, text in zip(found, texts, strict=True)]
+        return [(prompt, self.chat_prompts.ids(prompt)) for prompt in found]
 
     def ids_of(self, prompt: Prompt) -> NDArray[np.int64]:
         """Return the token ids of a prompt."""
-        return self.tokenizer.encode(self.rendered(prompt))
+        return self.chat_prompts.ids(prompt)
 
-    def rendered(self, prompt: Prompt) -> str:
-        """Return the text that the model reads, by its chat template where the run says so."""
-        return render_prompts(self.tokenizer, self.manifest.template, [prompt])[0]
+    @cached_property
+    def chat_prompts(self) -> ChatPrompts:
+        """Prompts as the model reads them, by its chat template where the run says so."""
+        return ChatPrompts(self.tokenizer, self.manifest.template)
 
     def replies(self, episodes: Sequence[tuple[Prompt, Sequence[Turn]]]) -> list[Reply | Failed]:
         """Return the environment's answers; many in one call cost little more than one."""
@@ -207,7 +208,7 @@ class Run:
         text = self.tokenizer.decode(ids, self.limits.end_tokens)
         if not self.manifest.template.thinking:
             return text
-        return answer_of(text, opened=opens_thought(self.rendered(prompt))) or ""
+        return answer_of(text, opened=self.chat_prompts.opens_thought(prompt)) or ""
 
     def reply_ids(self, prompt: Prompt, text: str, *, ended: bool) -> NDArray[np.int64]:
         """Return the token ids of a reply; `ended` says that its turn's end token was drawn."""
@@ -215,17 +216,23 @@ class Run:
 
     def turn_template(self, prompt: Prompt) -> TurnTemplate:
         """Return the ids around replies to this prompt."""
-        return self._chat_turns if self.manifest.template.chat or prompt.chat else self._plain_turns
+        return self._plain_turns if not self.chat_prompts.is_chat(prompt) else self._chat_turns(prompt)
 
-    @cached_property
-    def _chat_turns(self) -> TurnTemplate:
-        turns = self.manifest.turns
+    def _chat_turns(self, prompt: Prompt) -> TurnTemplate:
+        turns, has_system = self.manifest.turns, bool(self.chat_prompts.system(prompt))
         if turns is None:
             raise DefectError("a reply in a run without an environment")
-        message = self.manifest
-        return chat_template(
-            self.tokenizer, message.template, turns.end, message.model.end_tokens, turns.role
-        )
+        known = self._turn_templates
+        if has_system not in known:
+            ends = self.manifest.model.end_tokens
+            form = (self.manifest.template, turns.end, ends, turns.role)
+            known[has_system] = chat_template(self.tokenizer, *form, system=has_system)
+        return known[has_system]
+
+    @cached_property
+    def _turn_templates(self) -> dict[bool, TurnTemplate]:
+        """Text around replies of a chat, without a system message and with one."""
+        return {}
 
     @cached_property
     def _plain_turns(self) -> TurnTemplate:
@@ -261,7 +268,7 @@ class Run:
         ]
         if not self.manifest.template.thinking:
             return self._scored([(prompt, text) for text in texts])
-        opened = opens_thought(self.rendered(prompt))
+        opened = self.chat_prompts.opens_thought(prompt)
         answers = [answer_of(text, opened=opened) for text in texts]
         scored = iter(self._scored([(prompt, answer) for answer in answers if answer is not None]))
         truncated = Score(self.contract.low, "truncated: the thought has no end")
@@ -312,21 +319,6 @@ class Run:
         if isinstance(self.contract, JailedContract):
             self.contract.close()
         self.tokenizer.close()
-
-
-def render_prompts(tokenizer: Tokenizer, template: Template, prompts: Sequence[Prompt]) -> list[str]:
-    """Return the texts of prompts as the model reads them."""
-    chats = [_messages(template, each) for each in prompts if template.chat or each.chat]
-    own = {"self", "conversations", "messages", "add_generation_prompt"}
-    variables = {name: value for name, value in template.variables.items() if name not in own}
-    texts = iter(tokenizer.render_all(chats, **variables))
-    return [next(texts) if template.chat or each.chat else each.text for each in prompts]
-
-
-def _messages(template: Template, prompt: Prompt) -> list[dict[str, str]]:
-    if not template.system:
-        return prompt.messages
-    return [{"role": "system", "content": template.system}, *prompt.messages[1 if prompt.system else 0 :]]
 
 
 def _data_file(message: Manifest, path: Path, part: Part) -> DataFile | None:

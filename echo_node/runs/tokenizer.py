@@ -7,11 +7,12 @@ and memory. Engines never see text.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -26,6 +27,13 @@ _RENDER_SECONDS: Final = 5.0
 _RENDER_BYTES: Final = 256 * 2**20
 """Most memory of the process that renders."""
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Part(NamedTuple):
+    """A part of a text that a model reads: the chat template's own, or content."""
+
+    text: str
+    is_content: bool = False
 
 
 class Tokenizer:
@@ -43,8 +51,9 @@ class Tokenizer:
         self._named = {name: text for name in _NAMED if (text := _text(settings.get(name))) is not None}
         self._template = template
         self._sandbox: Sandbox | None = None
-        self._plain: tokenizers.Tokenizer | None = None
-        """The same without added tokens, for untrusted text."""
+        self._plain: dict[bool, tokenizers.Tokenizer] = {}
+        """The same without added tokens, for untrusted text: at the beginning, and further on."""
+        self._added = frozenset(words.get_added_tokens_decoder())
         self._lock = threading.Lock()
         self.vocab_size: int = words.get_vocab_size(with_added_tokens=True)
         end = words.token_to_id(self._named.get("eos_token", ""))
@@ -80,11 +89,83 @@ class Tokenizer:
         The name of such a token is spelled out, so that nobody forges a turn by writing it.
         `forbidden` are further ids that must not come out, such as end tokens.
         """
-        kept = frozenset(self._words.get_added_tokens_decoder()) | frozenset(forbidden)
+        return self.encode_parts([Part(text, is_content=True)], forbidden)
+
+    def encode_parts(
+        self, parts: Sequence[Part], forbidden: Collection[int] = (), *, first: bool = True
+    ) -> NDArray[np.int64]:
+        """Return the ids of a conversation, in which only a template yields special or added ids.
+
+        The template's text is cut at those ids. What lies between two of them, text of the
+        template and contents together, is encoded as one text without any. `forbidden` are ids
+        that contents must not yield either. Unless `first`, other ids stand before these.
+        """
+        found: list[int] = []
+        run: list[Part] = []
         with boundary(ContractError, "turning a text into tokens of this model"):
-            if self._plain is None:
-                self._plain = _without_added_tokens(self._words)
-            return np.array(_spelled(self._plain, text, kept), dtype=np.int64)
+            for part in parts:
+                for piece in [part] if part.is_content else self._cut(part.text):
+                    if isinstance(piece, Part):
+                        run.append(piece)
+                        continue
+                    found += [*self._spelled(run, forbidden, first=first and not found), piece]
+                    run = []
+            found += self._spelled(run, forbidden, first=first and not found)
+        return np.array(found, dtype=np.int64)
+
+    def added_in(self, text: str) -> str | None:
+        """Return the name of the first special or added token that a text spells; None if none."""
+        names = (str(each) for each in self._words.get_added_tokens_decoder().values())
+        return next((name for name in names if name in text), None)
+
+    def text_after(self, text: str, token: int) -> str | None:
+        """Return what follows the first such token in a text of the template; None without one."""
+        encoded = self._words.encode(text, add_special_tokens=False)
+        places = zip(encoded.ids, encoded.offsets, strict=True)
+        return next((text[end:] for each, (_, end) in places if each == token), None)
+
+    def _cut(self, text: str) -> Iterator[Part | int]:
+        """Cut a text of the template into special or added ids and what lies between them."""
+        encoded = self._words.encode(text, add_special_tokens=False)
+        at = 0
+        for each, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+            if each in self._added:
+                if start > at:
+                    yield Part(text[at:start])
+                yield each
+                at = end
+        if at < len(text):
+            yield Part(text[at:])
+
+    def _spelled(self, run: Sequence[Part], forbidden: Collection[int], *, first: bool) -> list[int]:
+        """Encode a text; what would become a reserved id is encoded in two parts instead."""
+        text = "".join(part.text for part in run)
+        if not text:
+            return []
+        contents = [place for part in run for place in itertools.repeat(part.is_content, len(part.text))]
+        found: list[int] = []
+        rest = [(0, len(text))]
+        while rest:
+            begin, stop = rest.pop()
+            words = self._without_added_tokens(first=first and not begin)
+            encoded = words.encode(text[begin:stop], add_special_tokens=False)
+            offsets = [(begin + start, begin + end) for start, end in encoded.offsets]
+            for each, (start, end) in zip(encoded.ids, offsets, strict=True):
+                if each in self._added or (each in forbidden and any(contents[start:end])):
+                    break
+            else:
+                found += encoded.ids
+                continue
+            if end - start < 2:
+                raise ContractError(f"the text {text[start:end]!r} can only be written with a reserved token")
+            middle = start + (end - start) // 2
+            rest += [(middle, stop), (begin, middle)]
+        return found
+
+    def _without_added_tokens(self, *, first: bool) -> tokenizers.Tokenizer:
+        if first not in self._plain:
+            self._plain[first] = _without_added_tokens(self._words, first=first)
+        return self._plain[first]
 
     def stop_token(self, text: str) -> int:
         """Return the one id that stands for a stop text, and for nothing more or less."""
@@ -147,29 +228,14 @@ class Tokenizer:
             self._sandbox.close()
 
 
-def _without_added_tokens(words: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _without_added_tokens(words: tokenizers.Tokenizer, *, first: bool) -> tokenizers.Tokenizer:
     settings = json.loads(words.to_str())
     settings["added_tokens"] = []
+    before = settings["pre_tokenizer"] or {}
+    for each in before.get("pretokenizers", [before]):
+        if not first and each.get("prepend_scheme") == "first":
+            each["prepend_scheme"] = "never"
     return tokenizers.Tokenizer.from_str(json.dumps(settings))
-
-
-def _spelled(words: tokenizers.Tokenizer, text: str, forbidden: Collection[int]) -> list[int]:
-    """Encode a text; what would become a forbidden id is encoded in two parts instead."""
-    found: list[int] = []
-    rest = [text] if text else []
-    while rest:
-        part = rest.pop()
-        encoded = words.encode(part, add_special_tokens=False)
-        bad = next((place for place, each in enumerate(encoded.ids) if each in forbidden), None)
-        if bad is None:
-            found += encoded.ids
-            continue
-        start, end = encoded.offsets[bad]
-        if end - start < 2:
-            raise ContractError(f"the text {part[start:end]!r} can only be written with a reserved token")
-        middle = start + (end - start) // 2
-        rest += [part[middle:], part[:middle]]
-    return found
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:

@@ -12,6 +12,7 @@ from echo_node.contract import Contract, Prompt, play
 from echo_node.contract.api import own_answer, script_of
 from echo_node.errors import ConfigError
 from echo_node.models.folder import read_model_config
+from echo_node.runs.chat_pieces import ChatPrompts
 from echo_node.runs.model_description import end_tokens
 from echo_node.runs.tokenizer import Tokenizer
 from echo_node.runs.turn_tokens import TurnTemplate, chat_template, end_of_turn, plain_template
@@ -69,10 +70,11 @@ def choose_turns(
         )
     table = table or TurnsTable()
     ends = end_tokens(folder, read_model_config(folder), stop)
-    is_chat = template.chat or any(each.chat for each in prompts)
-    if is_chat:
-        end = end_of_turn(tokenizer, template, ends, contract.role)
-        around = chat_template(tokenizer, template, end, ends, contract.role)
+    known = ChatPrompts(tokenizer, template)
+    if (asked := next((each for each in prompts if known.is_chat(each)), None)) is not None:
+        system = bool(known.system(asked))
+        end = end_of_turn(tokenizer, template, ends, contract.role, system=system)
+        around = chat_template(tokenizer, template, end, ends, contract.role, system=system)
     else:
         own = [tokenizer.stop_token(text) for text in stop] or sorted(tokenizer.end_tokens & set(ends))
         end = own[0] if own else ends[0]

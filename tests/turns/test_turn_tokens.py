@@ -72,8 +72,8 @@ def test_a_text_that_only_an_end_token_can_write_is_an_error_of_the_contract():
 
 def test_a_reply_is_what_follows_the_assistants_message_less_a_drawn_end():
     with closing(tokenizer_of(CHATML)) as tokenizer:
-        end = end_of_turn(tokenizer, TEMPLATE, {id_of(tokenizer, "<|im_end|>")}, "user")
-        around = chat_template(tokenizer, TEMPLATE, end, {end}, "user")
+        end = end_of_turn(tokenizer, TEMPLATE, {id_of(tokenizer, "<|im_end|>")}, "user", system=False)
+        around = chat_template(tokenizer, TEMPLATE, end, {end}, "user", system=False)
         whole = around.ids("higher", ended=False)
         assert whole[0] == end, "at the limit the environment closes the turn"
         assert around.ids("higher", ended=True).tolist() == whole[1:].tolist()
@@ -84,22 +84,25 @@ def test_a_reply_is_what_follows_the_assistants_message_less_a_drawn_end():
 
 def test_pieces_come_from_one_rendering_in_which_the_assistant_is_not_the_last():
     with closing(tokenizer_of(DROPS_THOUGHTS)) as tokenizer:
-        assert turn_pieces(tokenizer, TEMPLATE, "user") == ("<|im_end|>[U]", "[A]")
+        pieces = turn_pieces(tokenizer, TEMPLATE, "user", system=False)
+        assert pieces.texts[-2:] == ("<|im_end|>[U]", "[A]")
 
 
 @pytest.mark.parametrize("template", [TWICE, FIRST_ONLY])
 def test_a_template_that_does_not_write_each_message_once_is_refused(template):
     with closing(tokenizer_of(template)) as tokenizer, pytest.raises(ConfigError, match="once each"):
-        turn_pieces(tokenizer, TEMPLATE, "user")
+        turn_pieces(tokenizer, TEMPLATE, "user", system=False)
 
 
 def test_an_end_of_turn_that_is_no_end_token_is_refused():
     with closing(tokenizer_of(CHATML)) as tokenizer, pytest.raises(ConfigError, match="none of the run's"):
-        end_of_turn(tokenizer, TEMPLATE, {7}, "user")
+        end_of_turn(tokenizer, TEMPLATE, {7}, "user", system=False)
 
 
 def test_the_golden_ids_of_replies_stay():
     with closing(tokenizer_of(CHATML)) as tokenizer:
         end = id_of(tokenizer, "<|im_end|>")
-        ids = chat_template(tokenizer, TEMPLATE, end, {end}, "user").ids("a<|im_end|>", ended=True)
+        ids = chat_template(tokenizer, TEMPLATE, end, {end}, "user", system=False).ids(
+            "a<|im_end|>", ended=True
+        )
         assert ids.tolist() == GOLDEN
