@@ -100,20 +100,24 @@ def _doing(snapshot: Mapping[str, Any], progress: Mapping[str, Any], node: Mappi
         return f"{role}, {_paused([one_line(str(reason)) for reason in reasons])}"
     if phase != "working":
         return f"{role}, {one_line(str(phase))}"
-    if progress.get("leader_is_silent"):
-        return f"{role}, waiting: the leading trainer is silent"
-    if progress.get("joined") is False:
-        why = progress.get("turned_away")
-        status = (
-            f"refused by the trainer: {one_line(str(why))}" if why else "waiting to be added to the roster"
-        )
-        return f"{role}, {status}"
-    if progress.get("leading") is False:
-        return f"{role}, standing by: another trainer leads"
+    if (hindered := _hindered(progress)) is not None:
+        return one_line(f"{role}, {hindered}")
     why = progress.get("waits_for")
     batch = progress.get("batch") or progress.get("requested")
     more = f"waiting: {why}" if why else f"working: {batch}" if batch else "working"
     return one_line(f"{role}, {more}")
+
+
+def _hindered(progress: Mapping[str, Any]) -> str | None:
+    """Return what keeps a node from working, or None."""
+    if failing := progress.get("failing"):
+        return f"failing: {failing}"
+    if progress.get("leader_is_silent"):
+        return "waiting: the leading trainer is silent"
+    if progress.get("joined") is False:
+        why = progress.get("turned_away")
+        return f"refused by the trainer: {why}" if why else "waiting to be added to the roster"
+    return "standing by: another trainer leads" if progress.get("leading") is False else None
 
 
 def _paused(reasons: list[str]) -> str:

@@ -39,6 +39,7 @@ from echo_node.runs.run import Run
 from echo_node.runtime.change_signal import ChangeSignal
 from echo_node.runtime.pause_gate import PauseGate
 from echo_node.runtime.threads import run_stoppable
+from echo_node.sampler.attempts import Attempts
 from echo_node.sampler.delivery import GroupDelivery
 from echo_node.sampler.ledger_sync import LedgerSync
 from echo_node.sampler.registration import SETTLE_SECONDS, Registration
@@ -71,8 +72,6 @@ TRIES: Final = 3
 WRONG_ENGINE: Final = "wrong-engine"
 REFILL_SECONDS: Final = 1.0
 """Seconds of work that are begun at once when rows of the engine fall free."""
-RETRY_PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Seconds before the same version is tried again; a newer version or a new peer ends the pause."""
 NextBlock: TypeAlias = Callable[[], Awaitable[Sequence[int] | None]]
 """Returns the slots to begin next, or None if no more are begun in this call."""
 Post: TypeAlias = Callable[[Sequence[RolloutRecord]], Awaitable[None]]
@@ -155,6 +154,7 @@ class SamplerLoop:
         self.tokens = Rate()
         """Generated tokens per second."""
         self._requested = RequestedGroups(run.id, identity, puller.store.lent, self._fill_requested)
+        self._attempts = Attempts()
         self._given_up = 0
         """Groups that were begun and given up, since they would have been stale."""
         self._first: dict[str, float] = {}
@@ -183,6 +183,7 @@ class SamplerLoop:
             if (each := self._throughput.seconds_per_group) is None
             else round(each, 3),
             "too_slow": self._throughput.too_slow,
+            "failing": self._attempts.reason,
             "requested": self._requested.progress,
             "given_up": self._given_up,
             "first": dict(self._first),
@@ -210,6 +211,7 @@ class SamplerLoop:
                 nursery.start_soon(self._registration.keep)
                 nursery.start_soon(self._push)
                 nursery.start_soon(self._requested.work)
+                nursery.start_soon(self._attempts.raise_if_hopeless)
                 if self._ledger_sync is not None:
                     nursery.start_soon(self._ledger_sync.work, network)
 
@@ -262,12 +264,15 @@ class SamplerLoop:
         def draw(stop: Callable[[], bool]) -> None:
             for group in self._rollout.stream(head, blocks(), stop, news):
                 del begun[group.slot]
+                self._attempts.succeed()
                 trio.from_thread.run(outgoing.send, group)
 
         async with self._busy, trio.open_nursery() as nursery:
             nursery.start_soon(_post_together, ended, post)
             with outgoing:
                 failure = await self._draw_in_tries(head, draw)
+        if failure is not None:
+            self._attempts.fail(failure)
         return failure
 
     async def _draw_in_tries(
@@ -340,7 +345,6 @@ class SamplerLoop:
     async def _push(self) -> None:
         """Fill slot after slot under the newest head, at the rate that receipts ask for."""
         place: _Place | None = None
-        failures = 0
         while True:
             await self._registration.wait()
             await self.send_rate.wait()
@@ -356,15 +360,17 @@ class SamplerLoop:
             try:
                 await self._push_at(place)
             except (PeerError, ProtocolError, EngineError, ContractError, StoreError) as error:
-                pause = RETRY_PAUSES[min(failures, len(RETRY_PAUSES) - 1)]
-                failures += 1
-                version = head.message.version
+                pause, version = self._attempts.pause, head.message.version
                 log.warning("version %d cannot be sampled, next try in %.0f s: %s", version, pause, error)
-                with trio.move_on_after(pause * (0.75 + 0.5 * self._jitter.random())):
-                    await self._wait_for_a_chance(head.id, met)
-                    failures = 0
-                continue
-            failures = 0
+                await self._pause(pause, head.id, met)
+
+    async def _pause(self, seconds: float, head: bytes, met: int) -> None:
+        """Wait before the next attempt; news of the swarm end it where they may help."""
+        with trio.move_on_after(seconds * (0.75 + 0.5 * self._jitter.random())):
+            if self._attempts.ends_with_news:
+                await self._wait_for_a_chance(head, met)
+            else:
+                await trio.sleep_forever()
 
     async def _push_at(self, place: _Place) -> None:
         """Fill slots of a head, as long as it is the newest.

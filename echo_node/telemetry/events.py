@@ -133,7 +133,7 @@ class Reporting(Protocol):
 async def report_progress(node: Reporting, network: Libp2pNetwork, events: Events) -> None:
     """Emit progress whenever it changes, as text less often, and once that the node has joined."""
     before: dict[str, Any] = {}
-    joined = too_slow = unhelped = False
+    joined = too_slow = unhelped = failing = False
     alone = 0
     for second in itertools.count(1):
         await trio.sleep(PROGRESS_SECONDS)
@@ -153,6 +153,9 @@ async def report_progress(node: Reporting, network: Libp2pNetwork, events: Event
         if (behind := now.get("too_slow")) and not too_slow:
             too_slow = True
             events.emit("too_slow", behind)
+        if bool(now.get("failing")) != failing:
+            failing = not failing
+            events.emit("failing", f"failing: {now['failing']}" if failing else "no longer failing")
         if now != before:
             events.emit("progress", _in_words(now) if second % WORDS_EVERY == 0 else "", **now)
         before = now

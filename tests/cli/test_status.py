@@ -372,6 +372,7 @@ def test_nothing_is_forgotten_under_a_node_that_does_not_leave(tmp_path):
         ({}, "starting", "doing: node, starting"),
         ({"paused": ["person", "battery"]}, "working", "paused (person, battery), until echo-node resume, until it is plugged in"),
         ({"paused": ["leaving"]}, "paused", "leaving: finished groups are delivered first"),
+        ({"failing": "no memory is left"}, "working", "doing: node, failing: no memory is left"),
         ({"leader_is_silent": True}, "working", "the leading trainer is silent"),
         ({"joined": False, "turned_away": "no room"}, "working", "refused by the trainer: no room"),
         ({"waits_for": "groups of other classes"}, "working", "waiting: groups of other classes"),

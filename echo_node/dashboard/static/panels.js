@@ -29,6 +29,7 @@ export function hero({ node, run, progress, phase, totals, reach }) {
   if (phase === "starting") more = "It is starting: loading the engine and finding others.";
   else if (progress.paused?.length) more = `It begins nothing new: ${plain(progress.paused.join(", "))}.`;
   else if (progress.clock) more = `Beware: ${plain(progress.clock)}.`;
+  else if (progress.failing) more = `Failing: ${plain(progress.failing)}`;
   else if (progress.leader_is_silent) more = "The run's leader is silent. This node waits for it, or for the next one.";
   else if (role === "sampler" && progress.joined === false) more = "It asks to be let into the roster. That takes the trainer's next version.";
   else if (role === "sampler" && isNumber(progress.accepted)) more = `${count(progress.accepted, "group")} of yours were accepted so far.`;
