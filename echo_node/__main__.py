@@ -1,4 +1,7 @@
-"""Entry point of `echo-node`; imports little, so that an early Ctrl-C prints one line."""
+"""Entry point of `echo-node`.
+
+Imports little, so that an early Ctrl-C prints one line and no traceback.
+"""
 
 from __future__ import annotations
 

@@ -164,7 +164,10 @@ def one_thread_environment() -> dict[str, str]:
 
 
 def config_home() -> Path:
-    """Return the folder of configuration files, such as services (XDG base directories)."""
+    """Return the folder of configuration files (XDG base directories).
+
+    Services are such files.
+    """
     base = os.environ.get("XDG_CONFIG_HOME", "")
     return Path(base) if Path(base).is_absolute() else home() / ".config"
 
@@ -194,7 +197,10 @@ def _known(model: type[BaseModel], tables: Sequence[int | str]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Format a plain value or a quoted key: TOML is JSON here, except for tables and U+007F."""
+    """Format a plain value or a quoted key as TOML.
+
+    TOML is JSON here, except for tables and U+007F.
+    """
     if isinstance(value, dict):
         return f"{{{', '.join(f'{_toml(key)} = {_toml(inner)}' for key, inner in value.items())}}}"
     if isinstance(value, list):

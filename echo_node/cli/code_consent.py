@@ -1,4 +1,7 @@
-"""Consent to the code that travels with a run: asked once for each hash, and never by `--yes`."""
+"""Consent to the code that travels with a run.
+
+It is asked once for each hash, and `--yes` never gives it.
+"""
 
 from __future__ import annotations
 

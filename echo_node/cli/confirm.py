@@ -1,4 +1,4 @@
-"""Questions to a person at the terminal: consent to a run, choice of a run, key backup."""
+"""Terminal prompts: consent to a run, choice of a run, key backup."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def choose(runs: Sequence[Opened[Manifest]]) -> Opened[Manifest]:
 
 
 def offer_backup(place: StateDir) -> None:
-    """Offer an encrypted backup of a key that was just created; ask only at a terminal."""
+    """Offer an encrypted backup of a new key; ask only at a terminal."""
     from echo_node.cli.keys import NoPassphraseError, write_key_backup
     from echo_node.errors import ConfigError
 

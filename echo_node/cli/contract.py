@@ -86,7 +86,10 @@ def show(
     samples: Annotated[int, typer.Option(min=1, max=100, help="Number of prompts.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Show some prompts, each with the contract's own answer, a wrong answer and their scores."""
+    """Show some prompts with right and wrong answers and their scores.
+
+    The right answer is the contract's own.
+    """
     from echo_node.contract.adversarial_test import show_contract
     from echo_node.errors import one_line
 

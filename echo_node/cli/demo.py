@@ -115,7 +115,7 @@ def _remove(place: Path) -> None:
 
 
 async def _until_signal(demo: SwarmDemo, console: Console) -> bool:
-    """Play until the end or a first SIGINT or SIGTERM; kill every process at the second."""
+    """Play until the end or the first SIGINT or SIGTERM; the second kills all."""
     interrupted = False
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:

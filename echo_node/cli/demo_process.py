@@ -1,4 +1,4 @@
-"""Entry point of one process of the demo: an `echo-node` command or a cheating sampler.
+"""Entry point of a demo process: an `echo-node` command or a cheating sampler.
 
 The process ends when the demo's process does, however that ends.
 """

@@ -1,4 +1,4 @@
-"""`echo-node engines`: the engine classes of this machine, each timed by generating."""
+"""`echo-node engines`: time the engine classes of this machine."""
 
 from __future__ import annotations
 

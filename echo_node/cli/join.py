@@ -86,7 +86,7 @@ def join(
     allow_code: AllowCodeFlag = None,
     as_json: AsJsonFlag = False,
 ) -> None:
-    """Take part in a run as sampler, trainer or verifier, or be a bootstrap node of the network.
+    """Take part in a run as sampler, trainer or verifier, or be a bootstrap node.
 
     A volunteer needs a link and nothing else: echo-node join --role sampler echo:…
 
@@ -145,7 +145,10 @@ def join(
 
 
 def _public_seeds(run: str | None) -> tuple[str, ...]:
-    """Return the public seeds, unless the run is a folder, file or link, which name their own."""
+    """Return the public seeds, or none for a folder, file or link.
+
+    Those name their own seeds.
+    """
     if run is not None and not _is_id(run.strip()):
         return ()
     from bootstrap import public_seeds

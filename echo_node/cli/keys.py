@@ -72,10 +72,11 @@ def backup(
     ] = None,
     passphrase_file: PassphraseFile = None,
 ) -> None:
-    """Write a backup of the key, encrypted by a passphrase: nine short lines to print and keep.
+    """Write an encrypted backup of the key: nine short lines to print and keep.
 
-    With it and the passphrase `echo-node keys restore` restores this node's identity, and the
-    credit that verifiers attest to it, on any machine. Without the passphrase it is worthless.
+    It is encrypted by a passphrase. With it and the passphrase `echo-node keys restore` restores
+    this node's identity, and the credit that verifiers attest to it, on any machine. Without the
+    passphrase it is worthless.
     """
     from echo_node.config import state_home
     from echo_node.storage.state_dir import prepared
@@ -84,7 +85,7 @@ def backup(
 
 
 def write_key_backup(place: StateDir, out: Path | None, passphrase_file: Path | None = None) -> None:
-    """Write a backup into a new file, or to standard output, and record that there is one."""
+    """Write a key backup to a new file or standard output, and record that it exists."""
     from echo_node.errors import StoreError, boundary, looking_at
     from echo_node.identity.key_backup import check_passphrase, write_backup
 
@@ -169,7 +170,10 @@ def _new_file(path: Path) -> IO[str]:
 
 
 def _passphrase(file: Path | None, *, twice: bool) -> str:
-    """Read the passphrase from the file, or from the terminal, also where stdin is redirected."""
+    """Read the passphrase from the file or the terminal.
+
+    The terminal is read also where standard input is redirected.
+    """
     import getpass
 
     from echo_node.errors import boundary

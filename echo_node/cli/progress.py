@@ -69,7 +69,7 @@ def model_bar() -> Generator[ModelProgress]:
 
 @contextmanager
 def seconds_bar() -> Generator[ModelProgress]:
-    """Show on standard error, if that is a terminal, how many seconds of some are over."""
+    """Show elapsed seconds out of a total on standard error, if it is a terminal."""
     with _bar("starting", MofNCompleteColumn(), TextColumn("seconds")) as show:
         yield show
 

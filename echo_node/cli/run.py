@@ -140,7 +140,10 @@ def new(
 def _calibrate(
     made: NewRun, author: Identity, folder: Path, *, asked: bool, note: Callable[[str], None]
 ) -> NewRun:
-    """Take the tolerances of classes that the run's file gives none for from the model itself."""
+    """Calibrate the classes for which the run's file gives no tolerance.
+
+    They are measured on the run's own model.
+    """
     from echo_node.cli.progress import seconds_bar
     from echo_node.models.model_source import default_cache
     from echo_node.runs.spec import EngineTable
@@ -252,9 +255,9 @@ def link(
 
 @app.command("open")
 def open_(run: Named, *, state: State = None) -> None:
-    """List a run among the open ones, so that anybody can find it. Only a trainer of it can.
+    """List a run among the open ones, so that anybody can find it.
 
-    Takes effect within seconds, also while the trainer runs.
+    Only a trainer of the run can open it. Takes effect within seconds, also while the trainer runs.
     """
     from echo_node.runs.role_presence import OPEN
 
@@ -366,7 +369,7 @@ def _adapter(message: Manifest) -> str:
 
 
 def _verification(message: Manifest) -> str:
-    """Return in words who looks at groups before they are learnt from, and what that costs."""
+    """Describe who verifies groups before they are trained on, and its cost."""
     from echo_node.runtime.reputation import NEWCOMER
 
     rule, verifiers = message.verification, len(message.verifiers)

@@ -47,9 +47,10 @@ def evaluate(
     state: State = None,
     as_json: Json = False,
 ) -> None:
-    """Measure versions on held-out prompts, which training never uses, and keep the results.
+    """Measure versions on held-out prompts and keep the results.
 
-    Works on this node's copy of the run, while no node runs on that state.
+    Training never uses held-out prompts. Works on this node's copy of the run, while no node runs
+    on that state.
     """
     from contextlib import closing
 
@@ -99,7 +100,7 @@ def evaluate(
 
 
 def show_evaluations(run: Named, *, state: State = None, as_json: Json = False) -> None:
-    """List the measured versions of this node's copy of a run, and which one is the best.
+    """List the evaluations of this node's copy of a run, and the best version.
 
     A running node is not disturbed.
     """

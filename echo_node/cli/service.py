@@ -31,7 +31,10 @@ def install(
     *,
     only_print: Annotated[bool, typer.Option("--print", help="Show the unit and change nothing.")] = False,
 ) -> None:
-    """Install the service and start it. Installing again with other arguments changes it."""
+    """Install the service and start it.
+
+    Installing again with other arguments changes it.
+    """
     from echo_node.errors import ConfigError, StoreError, boundary
     from echo_node.runtime.systemd_unit import unit
 

@@ -1,4 +1,4 @@
-"""One node on the real network: lock the state, join the swarm, open the run, do the role."""
+"""One node on the real network: lock the state, join the swarm, run the role."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ WITHOUT_END: Final = 1_000_000_000
 
 
 def join(options: JoinOptions, events: Events, ranks: Ranks | None = None) -> None:
-    """Take part until the steps are done or a signal comes; raise an `EchoError` on failure.
+    """Take part until the steps are done or a signal comes.
 
-    `ranks` are the processes that a trainer computes in, if it is not this one alone.
+    Raise an `EchoError` on failure. `ranks` are the processes that a trainer computes in, if it is
+    not this one alone.
     """
     with state.opened(options.state) as place:
         session = _Session(options, place, events, ranks)
@@ -128,7 +129,7 @@ class _Session:
         self._events.emit("stopped", "stopped", finished=False)
 
     async def take_part(self, source: Run | ResolvedRun) -> None:
-        """Do the role in a run, which is open already or has to be fetched from peers first."""
+        """Run the role in a run that is open, or that is fetched from peers first."""
         finished = False
         seeds = source.manifest.seeds if isinstance(source, Run) else source.seeds
         async with self._online(self._settings(*seeds)) as network:
@@ -297,7 +298,10 @@ class _Session:
         )
 
     def _report_jail(self, run: Run) -> None:
-        """Emit which layers of isolation hold for the run's contract, and which do not and why."""
+        """Emit the isolation layers that hold for the run's contract.
+
+        Those that do not hold are named with the reason.
+        """
         layers = run.jail()
         holds = [layer.name for layer in layers if layer.active]
         lacks = {layer.name: layer.why_not for layer in layers if not layer.active}

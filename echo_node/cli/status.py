@@ -1,4 +1,4 @@
-"""`echo-node status`, `watch`, `pause`, `resume` and `leave`: control a running node."""
+"""`echo-node status`, `watch`, `pause`, `resume`, `leave`: control a node."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ Json = Annotated[bool, typer.Option("--json", help="JSON, one object a line.")]
 
 
 def status(*, state: State = None, as_json: Json = False) -> None:
-    """Show the running node: role, run, speed, accepted and refused groups, reachability.
+    """Show the running node: role, run, speed, groups and reachability.
+
+    Groups are counted as accepted and refused, by reason.
 
     If no node runs, show what is in the state folder and exit with 1.
     """
@@ -76,7 +78,10 @@ def watch(*, state: State = None, as_json: Json = False) -> None:
 
 
 def pause(*, state: State = None) -> None:
-    """Pause the node until `resume`. It stays in the swarm and finishes what it has begun."""
+    """Pause the node until `resume`.
+
+    A paused node stays in the swarm and finishes what it has begun.
+    """
     from echo_node.control.client import ask
 
     ask(_folder(state), "pause")
@@ -84,7 +89,10 @@ def pause(*, state: State = None) -> None:
 
 
 def resume(*, state: State = None) -> None:
-    """Resume the node after `pause`. Other reasons to pause, such as the battery, stay."""
+    """Resume the node after `pause`.
+
+    Other reasons to pause, such as the battery, stay.
+    """
     from echo_node.control.client import ask
 
     folder = _folder(state)

@@ -58,11 +58,11 @@ def calibrate(
     ] = Path("runs/calibration"),
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each class.")] = False,
 ) -> None:
-    """Measure honest bands for each engine class, and propose tolerances for the manifest.
+    """Measure honest bands of each engine class and propose tolerances.
 
-    Engines of each class sample, a torch/f32 engine checks every completion by one prefill, and
-    simulated forgers show what the proposed bands catch. Exits with 1 if no class could be
-    measured.
+    The tolerances are for the manifest of a run. Engines of each class sample, a torch/f32 engine
+    checks every completion by one prefill, and simulated forgers show what the proposed bands
+    catch. Exits with 1 if no class could be measured.
     """
     from echo_node.engine.engine_classes import CLASSES, check_class, kinds
     from echo_node.engine.host_resources import free_cores
@@ -106,7 +106,7 @@ def calibrate(
 def _draw(
     wanted: Sequence[str], folder: Path, task: Task, threads: int, progress: Progress
 ) -> tuple[list[Drawn], dict[str, str]]:
-    """Sample with each class, one after the other; return the samples and the problems by class."""
+    """Sample with each class in turn; return the samples and problems by class."""
     from echo_node.engine.engine_classes import EngineSpec
     from echo_node.engine.worker.client import WorkerEngine
     from echo_node.errors import EngineError
@@ -210,7 +210,7 @@ def _toml(title: str, found: Sequence[Calibration]) -> str:
 
 
 def _filling(found: Sequence[Calibration]) -> str | None:
-    """Return the class that may fill a batch alone: none needs to where another one can."""
+    """Return the class to let fill a batch alone; None if one may already."""
     if not found or any(each.tolerance.share >= 1.0 for each in found):
         return None
     return min(found, key=lambda each: each.tolerance.d_mean).tolerance.engine
@@ -233,7 +233,7 @@ def _write(
 
 
 def _plot(found: Sequence[Calibration], title: str, file: Path) -> None:
-    """Plot mean distances of honest and forged completions per class, scaled to 64 tokens."""
+    """Plot mean distances per class, honest and forged, scaled to 64 tokens."""
     from echo_node.errors import ConfigError
     from echo_node.verifier.tolerance import Tolerance
 

@@ -1,4 +1,7 @@
-"""`echo-node weights`: show, verify and export the weights of a stopped or running node."""
+"""`echo-node weights`: show, verify and export a node's weights.
+
+The node may be stopped or running.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ def show_log(
 
 @app.command()
 def verify(folder: Folder, *, manifest: ManifestFile = None) -> None:
-    """Verify every signature, hash and the current state. Exits with 1 if something is wrong."""
+    """Verify every signature, every hash and the current state.
+
+    Exits with 1 if something is wrong.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -130,9 +136,10 @@ def provenance(
     manifest: ManifestFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each group.")] = False,
 ) -> None:
-    """List the groups that a version was trained on: sampler, slot and policy step of each.
+    """List the groups that a version was trained on.
 
-    They are compared with what the version's head commits to. Exits with 1 if they differ.
+    Each is shown with its sampler, slot and policy step. They are compared with what the version's
+    head commits to. Exits with 1 if they differ.
     """
     from echo_node.errors import StoreError
     from echo_node.weights.chain_log import ChainLog
@@ -183,7 +190,10 @@ def _only_run() -> Path:
 
 
 def _trained_on(folder: Path, version: int) -> list[Any]:
-    """Read the groups from the journal, or from the records while a trainer locks the journal."""
+    """Read a version's groups from the journal or the step records.
+
+    The records serve while a running trainer locks the journal.
+    """
     from echo_node.errors import StoreError
     from echo_node.telemetry.step_db import read_records
     from echo_node.trainer.journal import read_trained
