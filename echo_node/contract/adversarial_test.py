@@ -69,7 +69,7 @@ class Trial:
 
 
 def try_contract(subject: Subject, *, seconds: float = SECONDS) -> list[Finding]:
-    """Return a verdict for each point; the contract is fit for a run when all have passed."""
+    """Return a finding per point; a contract that passes all is fit for a run."""
     budget = seconds / 6
     answers: Step = {"name": "answers", "act": "answers", "keys": _KEYS, "budget": budget}
     variety: Step = {"name": "variety", "act": "variety", "keys": _MANY_KEYS, "budget": budget}
@@ -107,7 +107,7 @@ def try_contract(subject: Subject, *, seconds: float = SECONDS) -> list[Finding]
 
 
 def find_impurity(subject: Subject, *, seconds: float = SECONDS) -> str | None:
-    """Return what makes a contract impure, in words; None if it passed the purity test.
+    """Return what makes a contract impure, in words; None if it is pure.
 
     Prompts and scores are the same when asked again, in another process, in another order and with
     another hash seed; and the contract uses no clock, no unseeded randomness and nothing outside.
@@ -165,7 +165,7 @@ def show_contract(subject: Subject, *, samples: int = 3, seconds: float = SECOND
 
 
 def run_trial(subject: Subject, steps: Sequence[Step], *, hash_seed: int, seconds: float) -> Trial:
-    """Run every step; a step that ends its process is noted, and the rest run in another."""
+    """Run every step; after one that ends its process, run the rest in another."""
     about: dict[str, Any] = {}
     outcomes: dict[str, dict[str, Any]] = {}
     left = list(steps)
@@ -228,7 +228,7 @@ def _in_a_process(
 
 
 def _lines(output: bytes) -> list[dict[str, Any]]:
-    """Return the worker's lines, without what the contract may have printed between them."""
+    """Return the worker's lines without the contract's own output between them."""
     lines = []
     for line in output.splitlines():
         try:

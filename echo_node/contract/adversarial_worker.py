@@ -1,4 +1,4 @@
-"""Worker of the adversarial test: `python -m echo_node.contract.adversarial_worker`.
+"""Worker of the adversarial test, run as a module with `python -m`.
 
 Reads an order as JSON on standard input, encloses itself in the node's jail, loads the contract,
 runs the steps and prints each result as a line of JSON. `adversarial_test` judges them.
@@ -114,7 +114,7 @@ def _judged(contract: Contract, prompt: Prompt, text: str) -> dict[str, Any]:
 
 
 def _answers(contract: Contract, step: dict[str, Any]) -> dict[str, Any]:
-    """Return prompts and scores of some keys, each score computed twice, within the budget."""
+    """Return prompts and scores of some keys, scored twice within the budget."""
     rows: dict[int, dict[str, Any]] = {}
     began = time.perf_counter()
     for number in step["keys"]:
@@ -145,7 +145,10 @@ def _answers(contract: Contract, step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replies(contract: Contract, prompt: Prompt, text: str) -> str | None:
-    """Return the hash of an environment's replies, each from the transcript before it alone."""
+    """Return the hash of an environment's replies.
+
+    Each reply is computed from the transcript before it alone.
+    """
     if not contract.has_environment:
         return None
     try:
@@ -222,7 +225,7 @@ def _watched(contract: Contract, step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(contract: Contract, step: dict[str, Any]) -> dict[str, Any]:
-    """Return some prompts with the contract's own answer and a wrong one, and their scores."""
+    """Return some prompts with a right and a wrong answer, and their scores."""
     samples = []
     for number in range(step["keys"]):
         prompt = prompt_of(contract, _key(number))

@@ -28,7 +28,7 @@ from echo_node.errors import ContractError, boundary, one_line
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt for the model, and the data that the contract needs to score the answer.
+    """A prompt for the model, and the data that scoring its answer needs.
 
     The model reads `text` as it stands; with `chat` it reads `messages` through its own chat
     template instead.
@@ -69,14 +69,17 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer of an environment; `done` ends the episode, and the model reads no text of it."""
+    """Answer of an environment to a turn; `done` ends the episode.
+
+    The model does not read the text of a last reply.
+    """
 
     text: str = ""
     done: bool = False
 
 
 class Episode(Protocol):
-    """An episode in progress, for environments whose state is costly to compute afresh."""
+    """An episode in progress, for environments with costly state."""
 
     def step(self, text: str, /) -> Reply:
         """Return the answer to the model's next turn."""
@@ -96,7 +99,7 @@ class Score:
 
 @final
 class Params:
-    """The parameters of a run from its manifest, read one by one; unread ones are an error."""
+    """Parameters of a run from its manifest; unread ones are an error."""
 
     def __init__(self, contract: str, values: Mapping[str, object]) -> None:
         self._contract = contract
@@ -208,7 +211,10 @@ class Contract(ABC):
         """
 
     def shape(self, prompt: Prompt, completion: Any, score: Score) -> Score:  # noqa: ARG002 -- as `answer`
-        """Return the reward to learn from, such as a little for good form; default: `score`."""
+        """Return the reward to learn from, such as a little for good form.
+
+        By default it is `score`.
+        """
         return score
 
     def reply(self, prompt: Prompt, turns: Sequence[Turn]) -> Reply:
@@ -221,7 +227,10 @@ class Contract(ABC):
         return replies[-1]
 
     def begin(self, prompt: Prompt) -> Episode:
-        """Begin an episode whose steps give the same replies as `reply`; instead of `reply`."""
+        """Begin an episode whose steps give the same replies as `reply`.
+
+        It is used instead of `reply`, where that would compute the state afresh.
+        """
         raise NotImplementedError(f"{self.name} has no episodes, such as of {prompt.text[:40]!r}")
 
     def act(self, prompt: Prompt, turns: Sequence[Turn]) -> str:  # noqa: ARG002 -- as `answer`
@@ -235,7 +244,7 @@ class Contract(ABC):
         return mine.reply is not Contract.reply or mine.begin is not Contract.begin
 
     def answer(self, prompt: Prompt) -> str:  # noqa: ARG002 -- for those who override it
-        """Return a completion that scores well, if there is one; for examples and pin vectors."""
+        """Return a completion that scores well, if any; for examples and pin vectors."""
         return ""
 
 
@@ -268,7 +277,7 @@ def checked_reply(reply: object) -> Reply:
 
 
 def script_of(text: str) -> list[str]:
-    """Return the model's turns that a text stands for: a JSON array of texts, or itself alone."""
+    """Return the model's turns in a text: a JSON array of texts, or the text alone."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -291,7 +300,10 @@ def play(contract: Contract, prompt: Prompt, texts: Sequence[str]) -> tuple[list
 
 
 def own_answer(contract: Contract, prompt: Prompt, most: int = 16) -> str:
-    """Return the contract's own answer to a prompt; of an environment a script of its own turns."""
+    """Return the contract's own answer to a prompt.
+
+    For an environment that is a script of its own turns.
+    """
     with boundary(ContractError, f"{contract.name} {contract.version}: answering its own prompt"):
         if not contract.has_environment:
             answer: object = contract.answer(prompt)
@@ -307,9 +319,10 @@ def own_answer(contract: Contract, prompt: Prompt, most: int = 16) -> str:
 
 
 def score_of(contract: Contract, prompt: Prompt, completion: str | Sequence[Turn]) -> Score:
-    """Return the contract's shaped score; an error or a score out of range is a `ContractError`.
+    """Return the contract's shaped score of a completion.
 
-    To an environment a text is a script, which is played first.
+    An error or a score out of range is a `ContractError`. To an environment a text is a script,
+    which is played first.
     """
     if contract.has_environment and isinstance(completion, str):
         completion, _ = play(contract, prompt, script_of(completion))

@@ -1,7 +1,7 @@
-"""A calculator as a tool: sums, products and brackets in exact arithmetic, rounded at the end.
+"""Calculator tool: sums, products and brackets in exact arithmetic.
 
-Numbers are fractions, so that no machine rounds otherwise. The work is bounded by the length of the
-expression and by the size of its numbers.
+The result is rounded at the end. Numbers are fractions, so that no machine rounds otherwise. The
+work is bounded by the length of the expression and by the size of its numbers.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ CODE: Final = "code"
 
 @dataclass(frozen=True, slots=True)
 class CodeFolder:
-    """Unpacked code of a run, its digest, and the modules of this machine that it may import."""
+    """Unpacked code of a run, its digest, and the host modules that it may import."""
 
     path: Path
     digest: bytes
@@ -82,7 +82,7 @@ def check_tree(folder: Path, digest: bytes) -> None:
 
 
 def open_code(wheels: tuple[Wheel, ...], place: Path) -> CodeFolder:
-    """Check the wheels in the folder `place`, and return their code, unpacked beside it."""
+    """Check the wheels in the folder `place`; unpack and return their code."""
     files: dict[str, bytes] = {}
     contents = []
     left = limits.CODE_BYTES

@@ -40,5 +40,5 @@ TEXTS: Final[dict[str, Callable[[str], str]]] = {
 
 
 def placed(text: str) -> list[str]:
-    """Return the text alone and in every place where a contract may look for an answer."""
+    """Return the text alone and in every place where an answer may be looked for."""
     return list(dict.fromkeys([text, *(extraction.written(text, way) for way in extraction.WAYS)]))

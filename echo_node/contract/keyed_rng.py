@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class KeyStream:
-    """An endless byte stream from a key, with draws; each draw depends on those before it."""
+    """An endless byte stream from a key; each draw depends on those before it."""
 
     def __init__(self, key: bytes) -> None:
         if type(key) is not bytes or len(key) != KEY_BYTES:
@@ -78,5 +78,5 @@ class KeyStream:
 
 
 def random_from(key: bytes) -> KeyStream:
-    """Return the random stream of a slot, from which `Contract.prompt` makes its prompt."""
+    """Return a slot's random stream, from which `Contract.prompt` draws."""
     return KeyStream(key)

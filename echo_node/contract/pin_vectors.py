@@ -26,7 +26,10 @@ from protocol.manifest import ContractVector
 
 
 def contract_vectors(contract: Contract, keys: Sequence[bytes]) -> tuple[ContractVector, ...]:
-    """Make a vector per key; every other one scores the previous prompt's answer, mostly wrong."""
+    """Make one pin vector per key.
+
+    Every other one scores the previous prompt's answer, which is mostly wrong.
+    """
     if not 1 <= len(keys) <= limits.CONTRACT_VECTORS:
         raise ContractError(
             f"a run has 1 to {limits.CONTRACT_VECTORS} vectors of its contract, not {len(keys)}"
@@ -53,7 +56,7 @@ def prompt_digest(prompt: Prompt) -> bytes:
 
 
 def check_vectors(contract: Contract, vectors: Iterable[ContractVector]) -> None:
-    """Raise a `ContractError` that names the first vector that this contract does not give."""
+    """Raise a `ContractError` that names the first vector that does not hold."""
     for index, vector in enumerate(vectors):
         prompt = prompt_of(contract, vector.key)
         if prompt_digest(prompt) != vector.prompt:
@@ -69,7 +72,10 @@ def check_vectors(contract: Contract, vectors: Iterable[ContractVector]) -> None
 
 
 def replies_digest(contract: Contract, prompt: Prompt, script: str) -> bytes | None:
-    """Return the hash of an environment's replies to a script; None of another contract."""
+    """Return the hash of an environment's replies to a script.
+
+    None if the contract is no environment.
+    """
     if not contract.has_environment:
         return None
     _, replies = play(contract, prompt, script_of(script))

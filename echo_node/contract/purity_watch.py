@@ -1,7 +1,7 @@
-"""Detect impure code in a block: clock, unseeded randomness, files, sockets, compile.
+"""Detect impure code in a block: clock, randomness, files, sockets, compile.
 
-Uses the interpreter's profile and audit events, so nothing is replaced. It informs authors; it is
-no protection.
+Seeded randomness is pure. Uses the interpreter's profile and audit events, so nothing is replaced.
+It informs authors; it is no protection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _listeners: list[dict[str, set[str]]] = []
 
 @contextmanager
 def watch() -> Iterator[dict[str, set[str]]]:
-    """Record what is used, by kind: `clock`, `luck`, `code` (a completion compiled), `outside`."""
+    """Record impure uses by kind: `clock`, `luck`, `code` and `outside`.
+
+    `code` is a completion that was compiled.
+    """
     seen: dict[str, set[str]] = {"clock": set(), "luck": set(), "code": set(), "outside": set()}
     if not _hooked:
         sys.addaudithook(_heard)  # for the rest of the process: there is no way to take one off

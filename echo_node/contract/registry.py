@@ -123,9 +123,10 @@ def load(
     *,
     folder: str | None = None,
 ) -> Contract:
-    """Return a configured contract; `rows` are those of the run's data set, if it has one.
+    """Return a configured contract.
 
-    `folder` has the code that travels with a run: the contract is then found there alone.
+    `rows` are those of the run's data set, if it has one. `folder` has the code that travels with a
+    run: the contract is then found there alone.
     """
     found = find(name, version) if folder is None else _find_in(folder, name, version)
     if rows and not found.reads_rows:

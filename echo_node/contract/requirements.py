@@ -1,4 +1,4 @@
-"""Packages that the code of a contract needs: which travel with a run, and which a node has.
+"""Packages that a contract needs: which travel with a run, which a node has.
 
 Every node has this program's own requirements; those of its extras it may have. Pure Python that is
 none of the former travels with the run. Native code does not, and is only ever one of the extras'.
@@ -34,7 +34,7 @@ Wanted = tuple[str, frozenset[str]]
 
 
 def contract_wheels(name: str, version: str) -> list[tuple[Wheel, bytes]]:
-    """Return the wheels of an installed contract and of all that it needs, by their names."""
+    """Return the wheels of an installed contract and its requirements, by name."""
     found = entry_of(name, version)
     if found.dist is None:
         raise ContractError(f"the contract {name} {version} is of no package", advice="install it with pip")
@@ -109,7 +109,7 @@ def provided_modules(wheels: Iterable[WheelContent]) -> list[str]:
 def _walk(
     roots: Mapping[str, Iterable[str]], visit: Callable[[Requirement, str], Iterable[str] | None]
 ) -> None:
-    """Follow requirements, each with its extras once: packages may require one another."""
+    """Follow requirements, each with its extras once, also around cycles."""
     seen: set[Wanted] = set()
     ahead: list[tuple[str, frozenset[str], Iterable[str]]] = [
         (name, frozenset(), requires) for name, requires in roots.items()
@@ -186,7 +186,7 @@ def own_packages() -> frozenset[str]:
 
 @cache
 def extra_packages() -> Mapping[str, str]:
-    """Return the packages that come with an extra of this program, with the extra's name."""
+    """Return the packages of this program's extras, each with its extra's name."""
     extras = sorted(set(distribution(OWN).metadata.get_all("Provides-Extra") or ()) - _NOT_OF_RUNS)
     found: dict[str, str] = {}
     for extra in reversed(extras):
@@ -195,7 +195,7 @@ def extra_packages() -> Mapping[str, str]:
 
 
 def _closure(name: str, extras: Iterable[str]) -> set[str]:
-    """Return the names of a package and of all that it requires, whether installed or not."""
+    """Return the names of a package and all its requirements, installed or not."""
     found = {name}
 
     def visit(wanted: Requirement, _needed_by: str) -> Iterable[str]:

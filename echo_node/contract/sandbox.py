@@ -195,7 +195,7 @@ class Sandbox:
     def _ask(
         self, asked: str, doing: str, items: Sequence[Item], read: Callable[[list[Any]], T]
     ) -> list[T | Failed]:
-        """Return the answers to these items; those that may not be sent fail with their reason."""
+        """Return the answers to items; those that may not be sent fail with a reason."""
         answers: list[T | Failed | None] = [
             Failed(f"{self._what}: {doing}: {size}") if isinstance(size, str) else None for _, size in items
         ]

@@ -1,4 +1,4 @@
-"""Tool calls in a model's turn: parse them, run deterministic tools, write the result.
+"""Tool calls in a model's turn: parse, run deterministic tools, format results.
 
 Calls are JSON in `<tool_call>` tags, as Qwen and Hermes write them, or for small models a plain
 line `name: argument`. Tools are pure: the same call has the same result on every machine. A
@@ -61,7 +61,10 @@ _PLAIN: Final = re.compile(r"^[ \t]*([a-z]+):[ \t]*(\S[^\n]*)$", re.MULTILINE)
 
 
 def find_plain_call(text: str, names: Mapping[str, str]) -> ToolCall | None:
-    """Return the first line `name: argument` whose name is known, with its one argument's name."""
+    """Return the first line `name: argument` with a known name, as a call.
+
+    `names` has the name of each tool's one argument.
+    """
     for match in _PLAIN.finditer(text[:LONGEST_CALL]):
         if match[1] in names:
             return ToolCall(match[1], {names[match[1]]: match[2].strip()})

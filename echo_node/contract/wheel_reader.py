@@ -1,4 +1,4 @@
-"""Read a wheel that travels with a run, by the rules of SPEC.md; nothing of it is executed.
+"""Read a wheel that travels with a run, by SPEC.md, executing nothing.
 
 A wheel comes from whoever made the run. It is read into memory, within bounds that are checked
 before anything is decompressed, and refused as a whole for the first entry that is not plain.
@@ -79,7 +79,7 @@ def file_of(wheel: Wheel) -> str:
 
 
 def read_wheel(data: bytes, wheel: Wheel, left: int = limits.CODE_BYTES) -> WheelContent:
-    """Return the content of a wheel, at most `left` bytes of it; refuse one that is not plain."""
+    """Return the content of a wheel, at most `left` bytes; refuse one not plain."""
     what = f"the wheel {wheel.name} {wheel.version}"
     try:
         with boundary(ContractError, what, advice=ADVICE):
@@ -114,7 +114,7 @@ def _content(data: bytes, wheel: Wheel, left: int) -> WheelContent:
 
 
 def _check_end(data: bytes) -> None:
-    """Check the archive's end record before the directory is parsed: it bounds the entries."""
+    """Check the archive's end record, which bounds the entries, before parsing."""
     if len(data) < _END.size or not data[-_END.size :].startswith(_END_MARK):
         raise RefusedError("it is no plain ZIP archive")
     _, disk, first_disk, here, entries, size, offset, comment = _END.unpack(data[-_END.size :])

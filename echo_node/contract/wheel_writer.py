@@ -1,8 +1,9 @@
-"""Write a wheel from the installed files of a distribution, without network or build tools.
+"""Write a wheel from a distribution's installed files, offline.
 
-The same files give the same bytes on every machine: entries are stored, in order, without times.
-Of the metadata only the name, the version, the requirements and the contracts are taken over, so
-that an editable install of a package gives the same wheel as its release.
+No network and no build tools are needed. The same files give the same bytes on every machine:
+entries are stored, in order, without times. Of the metadata only the name, the version, the
+requirements and the contracts are taken over, so that an editable install of a package gives the
+same wheel as its release.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def _modules(distribution: Distribution) -> Iterator[tuple[str, Path]]:
 
 
 def _is_module_file(file: PurePosixPath) -> bool:
-    """Return whether a RECORD's path is of a module: no metadata, script, data or `.pth`."""
+    """Return whether a RECORD's path is a module: no metadata, script, data, `.pth`."""
     top = file.parts[0]
     beside = top == ".." or file.is_absolute() or top.endswith((".dist-info", ".egg-info", ".data"))
     if beside or top == "__pycache__" or top.startswith("__editable__"):

@@ -1,4 +1,4 @@
-"""`calculator`: word sums that a model may work out with a calculator, in a few turns.
+"""`calculator`: word sums solved with a calculator tool in a few turns.
 
     How much is 37 boxes of 48 apples and 19 more?
     calculator: 37 * 48 + 19
@@ -27,7 +27,7 @@ NO_CALL: Final = "error: neither a call nor an answer; write `calculator: 1 + 2`
 
 
 class Calculator(Contract):
-    """Parameters: `digits` of the numbers in a sum (1 to 4, 2 unless given), `chat` (true)."""
+    """Word sums; parameters: `digits` per number (1 to 4, default 2), `chat` (true)."""
 
     name = "calculator"
     version = "1"

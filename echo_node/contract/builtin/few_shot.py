@@ -1,4 +1,4 @@
-"""`few-shot`: one-line tasks for small pretrained models, after two worked examples.
+"""`few-shot`: one-line tasks for small models, after two worked examples.
 
     larger of 12 and 57: 57
     larger of 83 and 21: 83
@@ -93,7 +93,10 @@ EXAMPLES: Final[Mapping[str, tuple[Problem, Problem]]] = {
 
 
 class FewShot(Contract):
-    """Parameters: `task`, one of larger, even-or-odd, last-word, nth-word and the sums."""
+    """One-line tasks; parameter: `task`.
+
+    It is one of larger, even-or-odd, last-word, nth-word and the sums.
+    """
 
     name = "few-shot"
     version = "1"

@@ -1,4 +1,4 @@
-"""`guess-number`: find a number in few guesses; the environment says higher or lower.
+"""`guess-number`: find a number; the environment says higher or lower.
 
     48213=      the name of the game     4$
     +           higher                   7$
@@ -24,7 +24,7 @@ SHOWN: Final = 20
 
 
 class GuessNumber(Contract):
-    """Parameters: `high`, the largest number (9), and `guesses`, how many there are (4)."""
+    """Number guessing; parameters: `high`, the largest number (9), `guesses` (4)."""
 
     name = "guess-number"
     version = "1"

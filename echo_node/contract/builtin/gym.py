@@ -97,7 +97,7 @@ class GymTask(Contract):
         return extraction.written(str(entry_of(prompt.data["entry"])["answer"]), self.way)
 
     def _item(self, task: str, settings: Mapping[str, object], luck: KeyStream) -> Any:
-        """Return the item of the first seed with which the generator succeeds; few seeds fail."""
+        """Return the item of the first seed that the generator accepts; few fail."""
         problems = []
         for _ in range(_TRIES):
             seed = int.from_bytes(luck.take(8), "little") >> 1
@@ -228,9 +228,10 @@ def _library() -> Any:
 
 @contextlib.contextmanager
 def _without_plots() -> Iterator[None]:
-    """Let the library be imported without matplotlib, with which one of its tasks could plot.
+    """Let the library be imported without matplotlib.
 
-    matplotlib wants a folder that it can write to, and a jail has none.
+    One of its tasks could plot with it. matplotlib wants a folder that it can write to, and a jail
+    has none.
     """
     if _LIBRARY in sys.modules or _PLOTS[0] in sys.modules:
         yield
@@ -245,7 +246,7 @@ def _without_plots() -> Iterator[None]:
 
 
 class _NoPlots(ModuleType):
-    """Stands for a module of matplotlib while the library is imported; all its names are types."""
+    """Stand-in for a matplotlib module during import; all its names are types."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -258,7 +259,7 @@ def _dataset(task: str, settings: Mapping[str, object], seed: int) -> Any:
 
 
 def _settings(task: str, params: Params) -> dict[str, object]:
-    """Return the generator's settings with the run's values; the others keep their defaults."""
+    """Return the generator's defaults, overridden by the run's values."""
     taken: dict[str, object] = {}
     for field in dataclasses.fields(_library().DATASETS[task][1]):
         usual: object = field.default
@@ -277,7 +278,10 @@ def _settings(task: str, params: Params) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _contained() -> Iterator[None]:
-    """Suppress printing, which may be untrusted text, and free the boards that were made."""
+    """Suppress the library's output and free the boards that it made.
+
+    What it prints may be untrusted text.
+    """
     with contextlib.redirect_stdout(io.StringIO()), boards_let_go():
         yield
 

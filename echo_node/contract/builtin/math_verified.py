@@ -102,7 +102,10 @@ def _bare(text: str) -> str:
 
 
 def _library() -> tuple[Any, Any]:
-    """math-verify's parser and grader, of the one release that all machines compare with."""
+    """Return math-verify's parser and grader, of the one pinned release.
+
+    All machines compare with the same release.
+    """
     try:
         found = version("math-verify")
         from math_verify import grader, parser  # noqa: PLC0415 -- brings sympy, which most runs never need

@@ -33,7 +33,7 @@ _EXPONENT: Final = re.compile(r"-?\s*[0-9]{1,2}|[A-Za-z]|-?\s*[0-9]\s*/\s*[0-9]|
 
 
 def trouble_with(text: str, wanted: str) -> str:
-    """Why a text is not compared with the right answer by sympy, or nothing where it may be."""
+    """Return why sympy may not compare a text with the right answer, else ""."""
     if len(text) > LONGEST:
         return f"it has more than {LONGEST} characters"
     if _depth(text) > DEEPEST:
@@ -58,7 +58,10 @@ def _trouble_with_words(text: str) -> str:
 
 
 def _letters(text: str) -> set[str]:
-    """Return the variables, except that of `x = …`; other variables make another expression."""
+    """Return the variables of an expression, except that of `x = …`.
+
+    Other variables make another expression.
+    """
     return set(_LETTER.findall(_WORDS.sub(" ", text)))
 
 

@@ -36,13 +36,16 @@ class Problem:
 
 
 def folder() -> Path:
-    """Return the folder of the problem files that runs name; a jail is told by environment."""
+    """Return the folder of problem files; a jail gets it by environment variable."""
     named = os.environ.get(VARIABLE)
     return Path(named) if named else Path.home() / ".cache" / "echo-node" / "data"
 
 
 def read_problems(name: str, wanted: str) -> list[Problem]:
-    """Return the problems of the file with this name and hash; an error says where to put it."""
+    """Return the problems of the file with this name and hash.
+
+    The error for a missing file says where to put it.
+    """
     if not _NAME.fullmatch(name):
         raise ContractError(
             f"{name!r} is no plain name of a file", advice="folders are this machine's matter"

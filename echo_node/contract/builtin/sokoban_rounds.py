@@ -1,4 +1,4 @@
-"""`sokoban@2`: push the boxes onto the goals in rounds; the environment shows the board.
+"""`sokoban@2`: push boxes onto goals in rounds; each reply shows the board.
 
 The board is 6×6 with two boxes, found by a search of depth 20; an episode has at most four rounds
 of 25 moves. A round's moves are the last line of a turn that has only the letters L, R, U and D, or

@@ -24,4 +24,7 @@ class Layer:
 
 
 class LayerError(Exception):
-    """A layer that this system cannot provide; the jail runs without it and reports so."""
+    """A jail layer that this system cannot provide.
+
+    The jail runs without it and reports so.
+    """

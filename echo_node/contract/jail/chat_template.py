@@ -47,7 +47,7 @@ class ChatTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox without operations that build a large value from a short template."""
+    """Jinja sandbox without operations that grow a large value from a short template."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -87,7 +87,10 @@ def _compile(source: str) -> Template:
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
-    """Dump plain JSON: jinja's own filter escapes for HTML, which models were not trained on."""
+    """Dump plain JSON, since jinja's own filter escapes for HTML.
+
+    Models were not trained on such escapes.
+    """
     return json.dumps(value, ensure_ascii=False, indent=indent if indent is None else min(indent, 8))
 
 

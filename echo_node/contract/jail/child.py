@@ -1,4 +1,4 @@
-"""Answer one item in a child of the jailed process, which sees that item's text alone.
+"""Answer one item in a forked child that sees that item's text alone.
 
 The child closes what it inherited, gives up forking by a stricter filter, and only then runs the
 contract on the text. Its answer comes over a pipe of its own; nothing that it writes is read as

@@ -96,7 +96,10 @@ class Enclosure:
         return forks
 
     def limit(self) -> bool:
-        """Lower the limits to what is left after the import; return whether it started threads."""
+        """Lower the limits to what is left after the import.
+
+        Return whether the import started threads.
+        """
         used, untouched, threads = self._usage.read()
         self._usage.close()
         if used + _LEAST_BYTES > self._bounds.memory_bytes:
@@ -139,7 +142,10 @@ class Enclosure:
 
 
 def code_paths() -> list[Path]:
-    """Return the paths of code (standard library, packages, loaded modules) and problem files."""
+    """Return the paths of code and problem files.
+
+    Code is the standard library, the packages and the loaded modules.
+    """
     standard = sysconfig.get_paths()
     folders = {Path(standard[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {Path(folder) for folder in site.getsitepackages()}
@@ -156,7 +162,10 @@ def code_paths() -> list[Path]:
 
 
 def _homes(name: str, module: Any) -> list[Path]:
-    """Return where a loaded top-level module lies, and what an editable install's finder maps."""
+    """Return the paths of a loaded top-level module.
+
+    Of an editable install's finder: the paths that it maps.
+    """
     mapped = getattr(module, "MAPPING", None) if name.startswith("__editable__") else None
     if isinstance(mapped, dict):
         return [_home(Path(str(place))) for place in mapped.values()]

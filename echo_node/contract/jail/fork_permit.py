@@ -1,7 +1,8 @@
-"""Node's side of a jailed process's forks: the kernel asks the node before each of them.
+"""Permission for forks of a jailed process, decided by the node one by one.
 
-The descriptor is that of `seccomp.listen`. One fork is allowed per text, of the process itself;
-every other one fails there with EPERM, so that a contract leaves no process behind.
+The kernel asks the node before each of them. The descriptor is that of `seccomp.listen`. One fork
+is allowed per text, of the process itself; every other one fails there with EPERM, so that a
+contract leaves no process behind.
 """
 
 from __future__ import annotations

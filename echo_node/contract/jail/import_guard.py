@@ -1,4 +1,4 @@
-"""Modules that the code of a run can import in its jail: its own and those that every node has.
+"""Import guard: a run's code finds its own modules and those of every node.
 
 What else is installed on a machine is not found, so that a contract behaves everywhere as it did
 where the run was made.
@@ -36,7 +36,7 @@ class GuardedFinder:
 
 
 def guard_imports(folder: Path, modules: Iterable[str]) -> None:
-    """Put a run's code on the module path, after the standard library; allow no other modules."""
+    """Put a run's code after the standard library; forbid all other modules."""
     own = {path.name.partition(".")[0] for path in folder.iterdir() if not path.name.endswith(".dist-info")}
     allowed = frozenset({*sys.stdlib_module_names, *sys.builtin_module_names, *own, *modules})
     standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}

@@ -57,7 +57,7 @@ class Usage:
         )
 
     def read(self) -> tuple[int, int, int]:
-        """Return bytes resident, bytes mapped but not resident, threads; zeros where unknown."""
+        """Return bytes resident, bytes only mapped, and threads; 0 where unknown."""
         if self._stat is None:
             return 0, 0, 0
         fields = os.pread(self._stat, 4096, 0).rpartition(b")")[2].split()  # from the third field on

@@ -1,4 +1,4 @@
-"""macOS layers: a `sandbox_init` profile and a thread that watches memory and parent.
+"""macOS layers: a `sandbox_init` profile and a memory and parent watchdog.
 
 The process applies the profile to itself once the contract's code is imported; the thread ends it
 when it takes too much memory or its parent is gone. Written from the system's documentation and not
@@ -37,7 +37,10 @@ _RULES: Final = """(version 1)
 
 
 def profile(readable: Iterable[Path]) -> str:
-    """Return a profile: no network, no processes, no writing, reading beneath these paths only."""
+    """Return a sandbox profile that allows reading beneath these paths only.
+
+    It forbids the network, processes and writing.
+    """
     lines = [f"(allow file-read* (subpath {_quoted(str(path.resolve()))}))\n" for path in readable]
     return _RULES + "".join(lines)
 

@@ -1,8 +1,9 @@
-"""The jailed program: `python -P -m echo_node.contract.jail.main PIPE_FD CONTROL_FD PARENT_PID`.
+"""The jailed program: `python -P -m echo_node.contract.jail.main`.
 
-Started by `jail.process` only. The process isolates itself before it imports the contract's code.
-It answers each item of a request as soon as it can, so that the node knows which item killed it.
-Code that is no part of this program sees each text in a child of its own (`child`).
+Its arguments are PIPE_FD, CONTROL_FD and PARENT_PID. Started by `jail.process` only. The process
+isolates itself before it imports the contract's code. It answers each item of a request as soon as
+it can, so that the node knows which item killed it. Code that is no part of this program sees each
+text in a child of its own (`child`).
 """
 
 from __future__ import annotations
@@ -99,10 +100,10 @@ _ANSWERS: Final[dict[str, Callable[..., list[Any]]]] = {
 def set_up(
     start: Message, parent: int, control: socket.socket
 ) -> tuple[Contract | ChatTemplate, Enclosure, bool]:
-    """Isolate this process, then load the contract; refuse if a required layer is missing.
+    """Isolate this process, then load the contract.
 
-    Return the contract or chat template, the layers, and whether each item is to be answered in a
-    child.
+    A missing layer that is required is refused. Return the contract or chat template, the layers,
+    and whether each item is to be answered in a child.
     """
     name, version, memory_bytes = start["name"], start["version"], start["memory_bytes"]
     rows = _read_data(start["data"])

@@ -43,7 +43,10 @@ def forgo_privileges() -> None:
 
 
 def leave_namespaces() -> None:
-    """Enter new user, network and IPC namespaces: no interface is up, no user is mapped."""
+    """Enter new user, network and IPC namespaces, without interface or user.
+
+    No interface is up there, and no user is mapped.
+    """
     before = _namespaces()
     try:
         syscall_ffi.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC)
@@ -66,7 +69,7 @@ def drop_capabilities(machine: str) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process with its parent, and forbid others to trace it.
+    """Have the kernel kill this process with its parent, and forbid tracing it.
 
     A change of credentials resets both, so this comes after the other layers.
     """

@@ -82,7 +82,7 @@ class JailedProcess:
         return self._child.pid
 
     def receive(self, seconds: float, *, forks: int = 0) -> Message:
-        """Return the next message; meanwhile allow this many forks of the process and no others."""
+        """Return the next message; allow exactly `forks` forks meanwhile."""
         until = time.monotonic() + seconds
         if self._permits is not None:
             self._permits.left = forks
@@ -125,7 +125,7 @@ class JailedProcess:
         self._child.kill()
 
     def suspend(self) -> None:
-        """Stop the process until `resume`, so that threads left by a text do nothing meanwhile."""
+        """Stop the process until `resume`: threads left by a text do nothing meanwhile."""
         self._child.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""Seccomp layer: a BPF filter that allows the system calls a contract needs, and no others.
+"""Seccomp layer: a BPF filter with the system calls that a contract needs.
 
 Other calls fail with EPERM, so that code which tries them gets an ordinary error; a call in the
 convention of another architecture kills the process. Files are opened for reading only; which files
@@ -81,13 +81,13 @@ def install(machine: str, *, forks: bool = False) -> None:
 
 
 def tighten(machine: str) -> None:
-    """Give up forking in a child whose parent has installed the filter; raise if that fails."""
+    """Give up forking in a child of a filtered process; raise if that fails."""
     if _load(machine, program(machine, os.getpid()), _ALL_THREADS):
         raise LayerError("a thread did not take the filter")
 
 
 def listen(machine: str) -> int | None:
-    """Have the kernel ask before every fork of this process; return the descriptor to answer at.
+    """Have the kernel ask before every fork; return the descriptor to answer at.
 
     None: this kernel cannot do so, or another program is being asked already.
     """
@@ -153,7 +153,7 @@ def _begin(machine: str) -> list[Step]:
 
 
 def _clone(*, forks: bool) -> list[Step]:
-    """Allow threads, and with `forks` children, in the namespaces that this process is in."""
+    """Allow threads, and with `forks` children, within the current namespaces."""
     plain = (signal.SIGCHLD, _FORK) if forks else ()
     fork = [step for flags in plain for step in ((_SAME, 0, 1, flags), _allow())]
     thread = [(_ANY_BIT, 0, 2, _CLONE_THREAD), (_ANY_BIT, 1, 0, _NAMESPACES), _allow()]
@@ -165,7 +165,7 @@ def _if_call(number: int | None, then: list[Step]) -> list[Step]:
 
 
 def _argument(index: int, *, upper: bool = False) -> Step:
-    """Load 32 bits of an argument, of which both architectures store the lower ones first."""
+    """Load 32 bits of an argument; the lower half is first on both architectures."""
     return _LOAD, 0, 0, _ARGUMENTS + 8 * index + 4 * upper
 
 

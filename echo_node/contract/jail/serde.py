@@ -1,4 +1,4 @@
-"""Serialization of prompts and turns for the jail's pipe, with a bound on their size."""
+"""Serialisation of prompts and turns for the jail's pipe, with bounded size."""
 
 from __future__ import annotations
 
@@ -45,11 +45,17 @@ def unpack_turns(packed: object) -> list[Turn]:
 
 
 def turns_bytes(turns: Sequence[Turn]) -> int:
-    """Return the size of turns in UTF-8 bytes; raise `UnicodeEncodeError` as `prompt_bytes`."""
+    """Return the size of turns in UTF-8 bytes.
+
+    Raise `UnicodeEncodeError` for lone surrogates.
+    """
     return sum(len(turn.text.encode()) + len((turn.reply or "").encode()) for turn in turns)
 
 
 def prompt_bytes(prompt: Prompt) -> int:
-    """Return the prompt's size in UTF-8 bytes; raise `UnicodeEncodeError` for lone surrogates."""
+    """Return the prompt's size in UTF-8 bytes.
+
+    Raise `UnicodeEncodeError` for lone surrogates.
+    """
     texts = [prompt.text, prompt.system, *prompt.data.keys(), *prompt.data.values()]
     return sum(len(text.encode()) for text in texts)

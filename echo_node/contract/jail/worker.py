@@ -194,7 +194,7 @@ class JailWorker:
     def _read_child(
         self, message: Message, token: bytes, index: int, doing: str, read: Callable[[list[Any]], T]
     ) -> T | Failed:
-        """Return the answer of a child; whatever is wrong with it is that item's failure alone."""
+        """Return a child's answer, or the failure of its item alone."""
         _check_asked(message, token, index)
         match message:
             case {"body": bytes(body), "status": 0} if body:
@@ -286,7 +286,10 @@ class JailWorker:
 
     @contextmanager
     def _retire_on_interrupt(self) -> Iterator[None]:
-        """End the process if the exchange is interrupted, since its pipe may hold stale answers."""
+        """End the process if the exchange is interrupted.
+
+        Its pipe may hold stale answers then.
+        """
         settled = False
         try:
             yield
