@@ -61,7 +61,10 @@ class HeldRun:
 
 @dataclass(frozen=True, slots=True)
 class OfflineReport:
-    """Contents of a state folder; `peer_id` is empty without a usable key, by `key_problem`."""
+    """Contents of a state folder.
+
+    `peer_id` is empty without a usable key; `key_problem` says why.
+    """
 
     path: Path
     peer_id: str

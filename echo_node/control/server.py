@@ -91,7 +91,7 @@ async def under_control(
     drain: float = DRAIN_SECONDS,
     battery: bool = True,
 ) -> AsyncGenerator[NodeControl]:
-    """Serve the control socket for the duration of the block, and yield the same control.
+    """Serve the control socket during the block, and yield its control.
 
     On `leave` nothing new is made, waiting groups have `drain` seconds to be delivered, and then
     the block is cancelled. With `battery` the node pauses while the machine runs on battery.

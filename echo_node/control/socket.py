@@ -63,7 +63,7 @@ def connect(folder: Path, seconds: float) -> socket.socket:
 
 @contextmanager
 def _short(folder: Path) -> Generator[str]:
-    """Yield an address of the folder's socket that is short enough, valid within the block."""
+    """Yield an address of the folder's socket short enough to bind, for the block."""
     direct = str(folder / NAME)
     if len(os.fsencode(direct)) <= _ROOM:
         yield direct
