@@ -1,9 +1,9 @@
-"""Credit ledger: groups, trainers' answers and verdicts, in SQLite, synced on every write.
+"""Credit ledger: groups, receipts and verdicts, in SQLite.
 
-Credit is counted in verified tokens: those of groups that a verifier found honest and that no two
-found dishonest. A group's state follows from everything recorded about it, so records may come in
-any order and any number of times. Calls block for the disk's sync and may come from any thread.
-Signatures are checked by the caller.
+Every write is synced. Credit is counted in verified tokens: those of groups that a verifier found
+honest and that no two found dishonest. A group's state follows from everything recorded about it,
+so records may come in any order and any number of times. Calls block for the disk's sync and may
+come from any thread. Signatures are checked by the caller.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Credit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Found:
-    """One verifier's verdicts on a sampler's groups; `since` is the first one's Unix time."""
+    """One verifier's verdicts on a sampler's groups; `since` is the first Unix time."""
 
     tokens: int
     honest: int
@@ -123,11 +123,17 @@ class Ledger:
             return self._insert(file, group)
 
     def admitted(self, id_: bytes, group: Entry | None = None) -> bool:
-        """Record that a trainer admitted a group; return False if known or of an unknown group."""
+        """Record that a trainer admitted a group; return False if known or unlisted.
+
+        A group is unlisted if it is not in the ledger and `group` is not given.
+        """
         return self._answer(id_, group, "admitted", "")
 
     def refused(self, id_: bytes, reason: str, group: Entry | None = None) -> bool:
-        """Record that a trainer refused a group; "duplicate" does not undo an earlier answer."""
+        """Record that a trainer refused a group.
+
+        The reason "duplicate" does not undo an earlier answer.
+        """
         return self._answer(id_, group, "refused", one_line(reason))
 
     def verdict(self, found: Opened[Verdict], group: Entry | None = None) -> bool:
@@ -155,9 +161,9 @@ class Ledger:
             return new
 
     def state(self, id_: bytes) -> tuple[str, str] | None:
-        """Return a group's state (sent, admitted, refused, verified, condemned) and reason.
+        """Return a group's state and reason.
 
-        None if the group is not known.
+        The state is sent, admitted, refused, verified or condemned. None if the group is not known.
         """
         with self._using() as file:
             found = file.execute("SELECT state, reason FROM groups WHERE id = ?", (id_,)).fetchone()
@@ -169,9 +175,10 @@ class Ledger:
             return sum_credit(file.execute(sql.CREDIT, {"sampler": sampler, "run": run}).fetchall())
 
     def found_by(self, verifier: bytes, sampler: bytes, run: bytes) -> Found:
-        """Return one verifier's own verdicts in sums; pruned groups count if they were verified.
+        """Return the sums of one verifier's own verdicts.
 
-        Reads through a connection of its own, since there may be very many: writers do not wait.
+        Pruned groups count if they were verified. Reads through a connection of its own, since
+        there may be very many: writers do not wait.
         """
         with explain_errors(self._path, DATABASE, "reading"), closing(connect(self._path, DATABASE)) as file:
             rows = file.execute(
@@ -197,9 +204,10 @@ class Ledger:
         return count
 
     def prune(self, older_than: float) -> int:
-        """Delete groups recorded before this Unix time, keep their sums, and return their number.
+        """Delete groups recorded before this Unix time; return their number.
 
-        Later answers and verdicts on them are ignored: choose a time by which all have come.
+        Their sums are kept. Later answers and verdicts on them are ignored: choose a time by which
+        all have come.
         """
         with self._writing() as file:
             file.execute(sql.SUM_PRUNED, (older_than,))
@@ -214,7 +222,7 @@ class Ledger:
 
     @contextmanager
     def transaction(self) -> Generator[None]:
-        """Commit everything that this thread records in the block at once, or nothing on error."""
+        """Commit all records of this thread in the block at once; none on error."""
         with self._writing():
             yield
 
@@ -259,7 +267,10 @@ class Ledger:
         file.execute(sql.SETTLE_GROUP, {"id": id_, "condemning": CONDEMNING})
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the export through a connection of its own: one snapshot, and no writer waits."""
+        """Yield the export from one snapshot.
+
+        It has a connection of its own, so that no writer waits.
+        """
         with explain_errors(self._path, DATABASE, "reading"), closing(connect(self._path, DATABASE)) as file:
             file.row_factory = sqlite3.Row
             file.execute("BEGIN")

@@ -10,9 +10,9 @@ from echo_node.storage.sqlite import open_reader
 
 
 def read_credit(ledger: Path, sampler: bytes, run: bytes) -> Credit | None:
-    """Return a sampler's credit from a ledger that no node has open; None if it has no groups.
+    """Return a sampler's credit from a closed ledger; None without groups.
 
-    A `StoreError` says why the file cannot be read.
+    No node may have the ledger open. A `StoreError` says why the file cannot be read.
     """
     if not ledger.is_file() or not ledger.stat().st_size:
         return None

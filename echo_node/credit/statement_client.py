@@ -1,4 +1,4 @@
-"""Client of credit statements: what verifiers and trainers attest about this sampler.
+"""Client of credit statements, signed by verifiers and trainers.
 
 Each is asked at the start and then rarely, and its signed statement is kept on disk. A sampler
 restored from its paper key alone thus finds what it has earned. Only keys of the manifest are
@@ -157,7 +157,7 @@ class StatementClient:
     # On disk
 
     def _read(self) -> dict[bytes, Opened[CreditStatement]]:
-        """Read the kept statements; a damaged file is ignored, since all can be fetched again."""
+        """Read the kept statements; ignore a damaged file, since all can be refetched."""
         found: dict[bytes, Opened[CreditStatement]] = {}
         if not self._file.exists():
             return found
@@ -172,7 +172,10 @@ class StatementClient:
         return found
 
     async def _keep(self, peer: bytes, statement: Opened[CreditStatement]) -> None:
-        """Write a statement to disk, then show it; if that fails, a restart fetches it again."""
+        """Write a statement to disk, then show it.
+
+        If that fails, a restart fetches it again.
+        """
 
         def write() -> None:
             files.write_whole(self._file, data, durable=True)
@@ -189,9 +192,10 @@ class StatementClient:
 
 
 def _is_regression(statement: CreditStatement, before: Opened[CreditStatement] | None) -> bool:
-    """Return whether the signer counts fewer groups than before, as if it had lost its files.
+    """Return whether the signer counts fewer groups than before.
 
-    Condemning or refusing a group moves it between sums, so the total never falls otherwise.
+    That looks as if it had lost its files. Condemning or refusing a group moves it between sums, so
+    the total never falls otherwise.
     """
     return before is not None and _groups(statement) < _groups(before.message)
 

@@ -32,7 +32,10 @@ WAITING: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums for one sampler, as in `protocol.credit`; `since` is Unix time, None without groups."""
+    """Credit sums of one sampler, as in `protocol.credit`.
+
+    `since` is Unix time, None without groups.
+    """
 
     tokens: int = 0
     verified: int = 0
@@ -113,7 +116,10 @@ def _statement(sampler: bytes, sums: Sums, now: float) -> CreditStatement:
 
 
 def _is_reason(text: str) -> bool:
-    """Return whether a reason is valid on the wire: files of older programs may hold others."""
+    """Return whether a reason is valid on the wire.
+
+    Files of older programs may hold others.
+    """
     try:
         fields.slug.load(text)
     except ProtocolError:
