@@ -1,4 +1,4 @@
-"""Dashboard: a live page about this node and its Prometheus metrics, on loopback only.
+"""Dashboard: live page and Prometheus metrics of this node, on loopback only.
 
 Everything shown comes from the node's snapshot. Its libraries are the extra `page`, and are
 imported when the page is served.
@@ -24,7 +24,7 @@ _NEEDED: Final = ("starlette", "hypercorn", "prometheus_client")
 
 
 def free_port() -> int | None:
-    """Return the default port, 0 (any) if it is taken, or None without the extra `page`."""
+    """Return the default port, 0 (any) if taken, None without the extra `page`."""
     if any(find_spec(name) is None for name in _NEEDED):
         return None
     with socket.socket() as probe:

@@ -1,6 +1,6 @@
-"""Totals over a node's life: bytes, tokens, group ages, and the speed of the last minutes.
+"""Totals over a node's life: bytes, tokens, group ages, recent speed.
 
-The snapshot that they are read from keeps only the last steps.
+Speed is that of the last minutes. The snapshot that they are read from keeps only the last steps.
 """
 
 from __future__ import annotations

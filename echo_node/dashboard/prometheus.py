@@ -1,4 +1,4 @@
-"""Prometheus metrics of a snapshot; figures that a role does not have are left out."""
+"""Prometheus metrics of a snapshot, without figures that a role lacks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""HTTP server of the page: Hypercorn connections on loopback, in the caller's nursery.
+"""HTTP server of the page: Hypercorn connections on loopback.
 
-Hypercorn shields its sends from cancellation, so a browser that has stopped reading would keep the
-node from ending. Connections are therefore wrapped here: sends have a deadline, their number is
-bounded, and they are closed when the page ends. A failure ends one connection only.
+They run in the caller's nursery. Hypercorn shields its sends from cancellation, so a browser that
+has stopped reading would keep the node from ending. Connections are therefore wrapped here: sends
+have a deadline, their number is bounded, and they are closed when the page ends. A failure ends one
+connection only.
 """
 
 from __future__ import annotations

@@ -30,7 +30,10 @@ class Listeners:
 
 @dataclass(frozen=True, slots=True)
 class NewsStream:
-    """ASGI response: the whole snapshot, then updates; the caller has checked `Listeners.full`."""
+    """ASGI response of server-sent events: the whole snapshot, then updates.
+
+    The caller has checked `Listeners.full`.
+    """
 
     view: View
     listeners: Listeners

@@ -29,7 +29,10 @@ class Cursor:
 
 
 class View:
-    """Snapshot and totals as JSON; `may_control` tells whether a token enables the buttons."""
+    """Snapshot and totals as JSON.
+
+    `may_control` tells whether a token enables the buttons.
+    """
 
     def __init__(self, board: Snapshot, totals: Aggregates, *, may_control: bool) -> None:
         self.board = board
@@ -74,7 +77,7 @@ def as_json(update: Mapping[str, Any]) -> bytes:
 
 
 def complete_peers(snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the snapshot's peers with this node's own role and the mutes that a leader reports."""
+    """Return the snapshot's peers with this node's role and a leader's mutes."""
     node, muted = snapshot["node"], snapshot["progress"].get("muted")
     reasons = dict(muted) if isinstance(muted, Mapping) else {}
     found = []
