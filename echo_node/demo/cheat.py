@@ -116,9 +116,9 @@ Forge = Callable[[CheatingEngine, Sequence[SlotRequest], Callable[[], bool]], Gr
 def best_of_several(
     cheat: CheatingEngine, requests: Sequence[SlotRequest], stop: Callable[[], bool]
 ) -> Groups:
-    """Draw several times with other seeds and send the best; the first completion is kept.
+    """Draw several times with other seeds and send the best.
 
-    So the rewards of the group differ.
+    The first completion is kept, so that the rewards of the group differ.
     """
     tries = [
         generate_groups(

@@ -34,7 +34,7 @@ _FIRST: Final = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer: the last line of its prompt, the answer's first line, and its reward."""
+    """One answer: last line of its prompt, the answer's first line, its reward."""
 
     question: str
     text: str
@@ -66,7 +66,10 @@ def first_answers(run: Path, prompts: int, engine_class: str, stop: Callable[[],
 def last_answers(
     run: Path, store: Path, prompts: int, engine_class: str, stop: Callable[[], bool]
 ) -> HeldOut:
-    """Return the answers of the newest version in a trainer's store, which nobody uses. Blocks."""
+    """Return the answers of the newest version in a trainer's store. Blocks.
+
+    Nobody else may use the store.
+    """
     with closing(open_run(run, require=())) as found, closing(_engine(found, engine_class)) as engine:
         layout = layout_of(read_model(found.folder))
         with WeightsStore.open(store, found.rules, layout) as weights:

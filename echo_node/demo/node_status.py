@@ -1,4 +1,4 @@
-"""Status of the demo's nodes, from their events, and figures derived for the views."""
+"""Status of the demo's nodes, from their events, and derived figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ REASONS: Final = {
 
 @dataclass(slots=True)
 class NodeStatus:
-    """Status of one node; `engine` is a sampler's class, `cheat` its way of cheating, if any."""
+    """Status of one node of the demo.
+
+    `engine` is a sampler's class, `cheat` its way of cheating, if any.
+    """
 
     name: str
     role: str
@@ -150,11 +153,11 @@ def verdicts(demo: DemoState) -> Counter[str]:
 
 
 def held_out_curve(demo: DemoState) -> tuple[tuple[int, float], ...]:
-    """Return the trainer's evaluations so far: step and mean reward on held-out prompts."""
+    """Return the trainer's evaluations so far: step and mean held-out reward."""
     return next((member.held_out for member in demo.members if member.held_out), ())
 
 
 def bytes_out(demo: DemoState) -> tuple[int, int]:
-    """Return the bytes of the published versions, and those of the same as whole weights."""
+    """Return the bytes of the published versions, sent and as whole weights."""
     versions = [record.bytes_out for record in demo.records.steps if record.bytes_out]
     return sum(versions), len(versions) * demo.model_bytes

@@ -1,7 +1,7 @@
-"""Demo of processes: a seed, a trainer, a verifier and samplers, each an `echo-node join`.
+"""Demo of processes: seed, trainer, verifier and samplers.
 
-They connect over loopback and keep their state in one folder; their keys follow from the demo's
-seed.
+Each is an `echo-node join`. They connect over loopback and keep their state in one folder; their
+keys follow from the demo's seed.
 """
 
 from __future__ import annotations
@@ -139,9 +139,10 @@ class SwarmDemo:
         write_run(self._run, made)
 
     def _verification(self) -> VerificationTable:
-        """Return the policy: a sequential trainer checks groups itself, to wait for no verdict.
+        """Return the verification policy of the demo's run.
 
-        In asynchronous mode verdicts arrive while groups wait in the replay buffer.
+        A sequential trainer checks groups itself, so that it waits for no verdict. In asynchronous
+        mode verdicts arrive while groups wait in the replay buffer.
         """
         if not self.config.hostile and not (self.task.verifier_looks and self.config.mode == "async"):
             return VerificationTable()
@@ -275,7 +276,7 @@ class SwarmDemo:
     # Keys and engines, by the seed
 
     def _engines(self) -> Sequence[str]:
-        """Return the engine class per sampler: torch and llama.cpp in turn, if both are there."""
+        """Return the engine class per sampler: torch and llama.cpp in turn, if there."""
         if self.config.engine != "auto":
             return [self.config.engine] * self.config.samplers
         kinds = ["torch/f32"]

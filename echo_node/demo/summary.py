@@ -58,7 +58,10 @@ def outcome(demo: DemoState) -> dict[str, float | int | str]:
 
 
 def _about_held_out(demo: DemoState) -> list[str]:
-    """Return accuracy and answers on prompts that training never uses, at first and at the end."""
+    """Return held-out accuracy and answers, at first and at the end.
+
+    Training never uses those prompts.
+    """
     first, last = demo.first, demo.last
     if first is None or last is None:
         return []
