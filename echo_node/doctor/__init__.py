@@ -1,4 +1,7 @@
-"""Checks of `echo-node doctor`: each module checks one thing, changes nothing, names the fix."""
+"""Checks of `echo-node doctor`, one per module.
+
+A check changes nothing and names the fix.
+"""
 
 from __future__ import annotations
 

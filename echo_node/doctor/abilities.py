@@ -1,4 +1,4 @@
-"""Check which engines and contracts are available, and the layers of the contracts' jail."""
+"""Check available engines and contracts, and the layers of the jail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check the installed libraries against the requirements in the program's metadata."""
+"""Check the installed libraries against the program's metadata."""
 
 from __future__ import annotations
 

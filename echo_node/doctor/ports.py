@@ -1,4 +1,7 @@
-"""Check that a program may listen, and that the default ports of page and seed are free."""
+"""Check that a program may listen, and that the default ports are free.
+
+They are those of the page and of a seed.
+"""
 
 from __future__ import annotations
 
