@@ -175,7 +175,10 @@ class Candidate:
         return vote
 
     async def _catch_up(self, peers: Collection[bytes]) -> None:
-        """Ask peers for missed heads and grants, briefly: a leader that hangs is asked too."""
+        """Ask peers for missed heads and grants, briefly.
+
+        A leader that hangs is asked too.
+        """
         with trio.move_on_after(CATCH_UP_SECONDS):
             await self._chain.ask_around(peers)
 

@@ -141,7 +141,10 @@ class ElectorServer:
             yield
 
     async def vote(self, vote: TermVote, branch: Sequence[Head] = ()) -> Ballot:
-        """Vote if the rules allow it; for itself, from any base that others were asked for."""
+        """Vote if the rules allow it.
+
+        For itself it votes from any base that others were asked for.
+        """
         is_own = vote.leader == self._votes.public
         held = self._chain.find(vote.base) if is_own else self._held()
         follower = as_elector(self._chain.follower, vote.base, branch, held)
@@ -178,7 +181,10 @@ class ElectorServer:
         return await self.vote(vote, branch)
 
     def _is_before(self, peer: bytes) -> bool:
-        """Return whether a trainer is named before this node: the later candidate gives way."""
+        """Return whether a trainer is named before this node in the manifest.
+
+        The later candidate gives way.
+        """
         trainers = self._chain.follower.rules.trainers
         return peer in trainers and trainers.index(peer) < trainers.index(self._votes.public)
 

@@ -1,4 +1,4 @@
-"""Hold a term as its leader: send heartbeats, answer candidates, notice a successor.
+"""Hold a term as its leader: heartbeats, answers to candidates, deposition.
 
     async with Leadership(network, identity, store, manifest, votes).hold():
         ...                                        # lead
