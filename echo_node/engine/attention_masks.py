@@ -1,4 +1,4 @@
-"""Attention masks for rows of token trees, in the form that a family's layers take.
+"""Attention masks for rows of token trees, in the form of a family's layers.
 
 A mask that is given to transformers whole replaces the one that it would make, sliding windows
 included. So windows are cut here, by the distance between positions, not between places.
@@ -35,7 +35,7 @@ def tree_masks(
 
 
 def by_layer_type(config: Any, made: Callable[[int | None], Mask]) -> Mask | dict[str, Mask]:
-    """Return the mask that is made of a window; where layers differ, one per type of layer."""
+    """Return the mask of a window; one per layer type where layers differ."""
     attention = FAMILIES[config.model_type].attention
     window: Any = getattr(config, "sliding_window", None)
     if attention == "full":
@@ -53,6 +53,6 @@ def _near(positions: Tensor, window: int) -> Tensor:
 
 
 def added_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return zeros where something is seen, and elsewhere the least number of the type."""
+    """Return zeros where something is seen, else the least number of the type."""
     mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
     return mask.masked_fill_(~seen, torch.finfo(dtype).min)[:, None]

@@ -38,7 +38,10 @@ class TensorBytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Change:
-    """Changed elements of one tensor, ascending, and their new bit patterns (unsigned)."""
+    """Changed elements of one tensor, ascending, and their bit patterns.
+
+    The patterns are unsigned.
+    """
 
     tensor: str
     positions: NDArray[np.int64]
@@ -70,7 +73,10 @@ class SamplingLimits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """Tokens of completion number `completion` that were drawn before, under the loaded weights."""
+    """Tokens of a completion that were drawn before, under the loaded weights.
+
+    `completion` is its number in the request.
+    """
 
     completion: int
     ids: Ids
@@ -110,7 +116,7 @@ Finish = Literal["done", "end", "length", "turns", "void"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnEnd:
-    """Completions of a request that agree so far, at the end of their turn number `turn`."""
+    """Completions of a request that agree so far, at the end of turn `turn`."""
 
     request: int
     completions: tuple[int, ...]
@@ -137,7 +143,10 @@ Respond = Callable[[Sequence[TurnEnd]], Sequence[TurnReply]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
-    """One completion; log-probabilities are of the full distribution at the temperature."""
+    """One completion; log-probabilities are at the request's temperature.
+
+    They are of the full distribution.
+    """
 
     ids: Ids
     logprobs: Floats
@@ -167,7 +176,10 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """Per token: log-probability, CDF interval [low, high), sums of p² below and in total."""
+    """Scores per token: log-probability, CDF interval [low, high), sums of p².
+
+    The sums are below the interval's edges and in total.
+    """
 
     logprobs: Floats
     low: Floats
@@ -227,7 +239,7 @@ def no_news() -> Update | None:
 
 
 class Engine(Protocol):
-    """Loads the weights of a head, generates from them, and scores claimed completions."""
+    """Inference engine: loads a head's weights, generates, scores completions."""
 
     @property
     def engine_class(self) -> str:
@@ -251,7 +263,9 @@ class Engine(Protocol):
         news: Callable[[], Update | None] = no_news,
         respond: Respond = no_environment,
     ) -> Iterator[Finished]:
-        """Yield completions, each as it ends; take a request as soon as there is room for it.
+        """Yield completions, each as it ends.
+
+        A request is taken as soon as there is room for it.
 
         `respond` answers turns of requests that have them; other completions go on meanwhile.
 

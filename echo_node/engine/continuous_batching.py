@@ -223,7 +223,10 @@ class Batch:
         return ended
 
     def respond(self, request: int, completion: int, reply: TurnReply) -> list[Finished]:
-        """Take the answer to a turn of this completion, the first of those that ended together."""
+        """Take the reply to a turn of this completion.
+
+        It is the first of those that ended together.
+        """
         row = self._asked.pop((request, completion), None)
         if row is None:
             raise EngineError(
@@ -264,7 +267,7 @@ class Batch:
             group.follows = None
 
     def news_of_draws(self) -> Iterator[tuple[int, Prefix]]:
-        """Yield what running completions have drawn since the last call, by their requests.
+        """Yield new tokens of running completions, by request, since the last call.
 
         Only tokens under the head that the batch began with count: completions could not be
         resumed beyond them.
@@ -280,7 +283,7 @@ class Batch:
                 yield each.group.number, Prefix(each.number, ids, logprobs)
 
     def step(self) -> list[Finished]:
-        """One token for every completion that runs, and the first one for those that now start."""
+        """Draw one token for every running completion, the first for new ones."""
         before = time.perf_counter()
         finished: list[Finished] = []
         self._take_replies(finished)
@@ -356,7 +359,7 @@ class Batch:
         return bool(places) or resumed
 
     def _resume(self, completion: _Completion, finished: list[Finished]) -> None:
-        """Continue a completion after its prefix, by one prefill of both prompt and prefix."""
+        """Continue a completion after its prefix, by one prefill of prompt and prefix."""
         if (finish := completion.finish()) is not None:
             finished.append(completion.finished(finish))
             return
@@ -403,7 +406,7 @@ class Batch:
         return next((place for place in found if place != beside), None)
 
     def _grow(self, places: Sequence[int], logits: Follows, finished: list[Finished]) -> None:
-        """Draw a token for each completion in these rows; `logits` has one row for each of them."""
+        """Draw a token for each completion in these rows, by its row of `logits`."""
         rows = [self._at(place) for place in places]
         completions = [completion for row in rows for completion in row.completions]
         of = np.repeat(np.arange(len(rows)), [len(row.completions) for row in rows])
@@ -440,7 +443,7 @@ class Batch:
         return row
 
     def _close_up(self) -> None:
-        """Let the rows that go on be the first, without a hole; rows at rest come after them."""
+        """Move the running rows to the front, without a hole, before rows at rest."""
         active = sum(row is not None and not row.rests for row in self._rows)
         for place in range(active):
             if self._rows[place] is None:
@@ -473,7 +476,7 @@ class Batch:
 
 
 def _draw_each(completions: Sequence[_Completion], of: Ids, logits: Follows, head_id: bytes) -> None:
-    """Give each completion its next token, under this head. `of` is its row of the logits."""
+    """Draw each completion's next token under a head; `of` is its logits row."""
     for completion in completions:
         if completion.spans[-1].head_id != head_id:
             completion.spans.append(Span(len(completion.ids), head_id))

@@ -56,7 +56,7 @@ class Decoder(Protocol):
         """Copy the first `length` positions of a row to another row."""
 
     def extend(self, rows: Sequence[int], ids: Sequence[Ids]) -> Follows:
-        """Append ids to rows whose keys and values stay; return the logits after the last ones."""
+        """Append ids to rows, keeping keys and values; return the last logits."""
 
     def rest(self, rows: Sequence[int]) -> None:
         """Keep these rows as they are, beside those that `decode` appends to."""
@@ -68,12 +68,12 @@ class Decoder(Protocol):
         """Return the logits after each of the last `keep` ids, in one pass; uses no rows."""
 
     def score_many(self, sequences: Sequence[Ids], keep: Sequence[int]) -> Logits:
-        """Score several sequences; return the logits of the first, then of the next, and so on."""
+        """Score several sequences; return their logits one sequence after another."""
 
     def score_pieces(self, ids: Ids, keep: int, piece: int) -> Iterator[Logits]:
-        """Score a long sequence: yield the logits of the last `keep` ids, at most `piece` at once.
+        """Yield the logits of the last `keep` ids of a long sequence, in pieces.
 
-        What one piece leaves behind in memory are its keys and values.
+        A piece has at most `piece` ids, and leaves only its keys and values behind in memory.
         """
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class DeviceLogits:
         return found
 
     def draw(self, rows: Ids, u: Floats, temperature: float) -> tuple[Ids, Floats]:
-        """Draw the token of each `u` from its row's distribution; return ids, log-probabilities."""
+        """Draw the token of each `u` from its row; return ids and log-probabilities."""
         at = torch.from_numpy(np.ascontiguousarray(rows)).to(self._values.device)
         highest = self._values.amax(dim=-1)
         check_finite(highest.double().cpu().numpy() if self._float64 else highest.cpu().numpy())
@@ -85,7 +85,10 @@ class DeviceLogits:
 
 
 def cumulative_sum(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cumulative sums over the last axis as high and low parts, by doubling distances."""
+    """Return cumulative sums over the last axis as high and low parts.
+
+    They are computed by doubling distances.
+    """
     high, low = values.clone(), torch.zeros_like(values)
     shift = 1
     while shift < values.shape[-1]:
@@ -107,7 +110,7 @@ def _two_sum(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _product(high: Tensor, low: Tensor, upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (high + low) · (upper + lower) as a rounded product and the rest (Dekker)."""
+    """Return (high + low) · (upper + lower) as product and remainder (Dekker)."""
     product = high * upper
 
     def halves(value: Tensor) -> tuple[Tensor, Tensor]:

@@ -109,7 +109,7 @@ def kinds() -> list[Kind]:
 
 
 def best_class(allowed: Collection[str], device: str = AUTO) -> str:
-    """Return the best class to sample with on a device, out of those that a run allows."""
+    """Return the best class to sample with on a device, of those allowed."""
     return ready_classes(allowed, device)[0]
 
 
@@ -147,7 +147,7 @@ def check_device(wanted: str, *, torch_only: bool = False) -> None:
 
 
 def torch_device() -> str:
-    """Return torch's device; torch is imported only if the machine seems to have a GPU."""
+    """Return torch's device, importing torch only if there seems to be a GPU."""
     if not _has(PACKAGES["torch"]) or not _signs_of_a_gpu():
         return "cpu"
     with boundary(EngineError, "asking torch for its devices"):
@@ -165,7 +165,7 @@ def llama_device() -> str:
 
 
 def llama_offloads() -> bool | None:
-    """Return whether the installed build of llama.cpp can use a GPU; None without llama.cpp."""
+    """Return whether the installed llama.cpp can use a GPU; None if not installed."""
     if not _has(PACKAGES["llama"]):
         return None
     with boundary(EngineError, "asking llama.cpp whether it can use a GPU"):

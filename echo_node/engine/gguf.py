@@ -84,7 +84,7 @@ class Slot:
 
 
 def slot_kind(shape: tuple[int, ...], kind: str) -> str:
-    """Return the type of one tensor in a file of a kind; rows that no blocks fill are f16."""
+    """Return a tensor's type in a file of a kind; rows not of whole blocks are f16."""
     if len(shape) == 1:
         return "f32"  # llama.cpp adds and scales by nothing else
     return "f16" if kind in BLOCKED and shape[-1] % BLOCK else kind
@@ -148,7 +148,7 @@ class GgufFile:
                 cells[start // wide : start // wide + part.size] = part
 
     def put(self, change: Change) -> None:
-        """Write the changed elements of one tensor, in whole blocks where the file has blocks."""
+        """Write the changed elements of one tensor, in whole blocks where needed."""
         slot = self.slots.get(change.tensor)
         if slot is None:
             raise EngineError(f"a change of {change.tensor}, which the model does not have")
@@ -192,7 +192,10 @@ class GgufFile:
 
 
 def _encode(bits: Bits, dtype: str, slot: Slot) -> NDArray[Any]:
-    """Encode a part of a tensor, with what its place adds to every value; such ones are f32."""
+    """Encode a part of a tensor, plus its slot's offset.
+
+    Tensors with an offset are f32.
+    """
     if not slot.place.shift:
         return encode(bits, dtype, slot.kind)
     shifted = _values(bits, dtype) + np.float32(slot.place.shift)
@@ -228,14 +231,20 @@ def _values(bits: Bits, dtype: str) -> Single:
 
 @cache
 def _halves() -> NDArray[np.uint16]:
-    """Per pattern of bf16 that of f16: to look it up is several times as fast as to work it out."""
+    """Return the f16 pattern of each bf16 pattern, as a lookup table.
+
+    Looking up is several times as fast as converting.
+    """
     values = _values(np.arange(2**16, dtype=np.uint16), "bf16")
     with np.errstate(over="ignore", invalid="ignore"):  # what f16 cannot hold is refused elsewhere
         return values.astype("<f2").view("<u2")
 
 
 def _q8_0(blocks: Single) -> NDArray[Any]:
-    """Quantise as ggml's reference: an f16 scale, 32 signed bytes rounded half away from zero."""
+    """Quantise as ggml's reference does to q8_0 blocks.
+
+    A block is an f16 scale and 32 signed bytes, rounded half away from zero.
+    """
     cells = np.empty(len(blocks), np.dtype([("scale", "<f2"), ("steps", "i1", BLOCK)]))
     scale = np.ascontiguousarray(np.abs(blocks).T).max(axis=0) / np.float32(127)  # turned: four times as fast
     cells["scale"] = scale
@@ -322,7 +331,10 @@ def _add(writer: Any, key: str, value: HeaderValue) -> None:
 
 
 def _make_long(path: Path, size: int) -> None:
-    """Allocate the disk space now; a full disk while writing to mapped memory kills the process."""
+    """Allocate the file's disk space now.
+
+    A full disk while writing to mapped memory would kill the process.
+    """
     with path.open("r+b") as file:
         try:
             if hasattr(os, "posix_fallocate"):

@@ -71,7 +71,7 @@ class GgufConfig:
 
 
 def refusal(what: str) -> EngineError:
-    """Return the error for a model that llama.cpp would run otherwise than transformers."""
+    """Return the error for a model that llama.cpp and transformers run differently."""
     return EngineError(f"the llama.cpp engine cannot run {what}", advice=_ADVICE)
 
 
@@ -98,7 +98,10 @@ def check_unscaled(family: str, rope: Mapping[str, Any]) -> None:
 
 
 def llama3_stretches(family: str, rope: Mapping[str, Any], theta: float, head_size: int) -> tuple[float, ...]:
-    """Compute Llama 3 rope factors: slow frequencies scaled, fast ones kept, a blend between."""
+    """Compute Llama 3 rope factors.
+
+    Slow frequencies are scaled, fast ones kept, and those between blended.
+    """
     if scaling_of(rope) != "llama3":
         check_unscaled(family, rope)
         return ()
@@ -115,7 +118,7 @@ def llama3_stretches(family: str, rope: Mapping[str, Any], theta: float, head_si
 
 
 def yarn_settings(family: str, rope: Mapping[str, Any]) -> dict[str, int | float | str]:
-    """Return header keys of positions scaled by yarn; none where they are not scaled at all."""
+    """Return header keys of positions scaled by YaRN; none if not scaled."""
     if scaling_of(rope) != "yarn":
         check_unscaled(family, rope)
         return {}
@@ -134,7 +137,10 @@ def yarn_settings(family: str, rope: Mapping[str, Any]) -> dict[str, int | float
 
 
 def check_no_window(config: GgufConfig, layers: int, context: int) -> None:
-    """Refuse windows of qwen2, qwen3 and smollm3: attention reaches back to the first token."""
+    """Refuse sliding windows of qwen2, qwen3 and smollm3.
+
+    Their attention reaches back to the first token in llama.cpp.
+    """
     if not config.get("use_sliding_window", False):
         return
     window = config.whole("sliding_window", 4096)

@@ -1,8 +1,8 @@
-"""Families that llama.cpp runs as transformers does: tensor names, header keys and limits.
+"""Model families of llama.cpp: tensor names, header keys and limits.
 
-Each row follows llama.cpp's own reader of that architecture. What the reader fixes by itself (a
-pattern of windows, a scale of attention scores) is compared with config.json and refused if it
-differs.
+These are the families that it runs as transformers does. Each row follows llama.cpp's own reader of
+that architecture. What the reader fixes by itself (a pattern of windows, a scale of attention
+scores) is compared with config.json and refused if it differs.
 """
 
 from __future__ import annotations
@@ -252,7 +252,10 @@ def _smollm3(config: GgufConfig, layers: int, _: int) -> Checked:
 
 
 def _check_scale(config: GgufConfig, family: str, layers: int, head_size: int, *, large: int) -> None:
-    """Compare the scale of attention scores with the one that llama.cpp takes by the layers."""
+    """Check the scale of attention scores against llama.cpp's.
+
+    llama.cpp derives its own from the number of layers.
+    """
     fixed = config.whole("hidden_size") // config.whole("num_attention_heads")
     taken = fixed if layers == large else head_size
     if (given := config.number("query_pre_attn_scalar", 256)) != taken:
@@ -262,7 +265,7 @@ def _check_scale(config: GgufConfig, family: str, layers: int, head_size: int, *
 
 
 def _check_pattern(config: GgufConfig, family: str, layers: int, *, period: int | None) -> int:
-    """Return after how many layers one attends to everything; all others have the window."""
+    """Return the period of layers with full attention; others have the window."""
     types: Any = config.get("layer_types")
     if types is None:
         return period or config.whole("sliding_window_pattern", 6)

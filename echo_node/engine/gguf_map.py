@@ -77,7 +77,7 @@ class ModelPlan:
 
 
 def read_plan(folder: Path, kind: str = "f16") -> ModelPlan:
-    """Plan how llama.cpp runs the model of a folder with weights of a kind, or refuse it."""
+    """Plan how llama.cpp runs a folder's model with weights of a kind, or refuse."""
     config = GgufConfig.read(folder / "config.json")
     name = str(config.get("model_type", ""))
     family = GGUF_FAMILIES.get(name)

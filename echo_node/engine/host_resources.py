@@ -22,7 +22,10 @@ SAMPLE_SECONDS: Final = 0.2
 
 
 def free_cores(seconds: float = SAMPLE_SECONDS, *, proc: Path = PROC, groups: Path = GROUPS) -> int:
-    """Cores that this process may use and nobody else is using, watched for so long: at least 1."""
+    """Return the cores free for this process, at least 1.
+
+    These are cores that it may use and that nobody else used for `seconds`.
+    """
     mine = cores()
     quota = core_quota(proc=proc, groups=groups)
     free = len(mine) - busy_cores(mine, seconds, proc=proc)
@@ -49,7 +52,7 @@ def core_quota(*, proc: Path = PROC, groups: Path = GROUPS) -> float | None:
 
 
 def busy_cores(mine: frozenset[int], seconds: float = SAMPLE_SECONDS, *, proc: Path = PROC) -> float:
-    """Return how many of these cores other processes keep busy, measured for some seconds."""
+    """Return how many of these cores others keep busy, measured for `seconds`."""
     before, own, begin = _core_times(mine, proc), time.process_time(), time.monotonic()
     if before is None:
         return min(float(len(mine)), os.getloadavg()[0])
@@ -90,7 +93,10 @@ def used_memory(*, proc: Path = PROC) -> int:
 
 
 def reserved_memory(*, proc: Path = PROC) -> int | None:
-    """Return the bytes of data that this process has reserved, touched or not; None if unknown."""
+    """Return the bytes of data that this process reserved; None if unknown.
+
+    They count whether touched or not.
+    """
     found = re.search(r"^VmData:\s+(\d+) kB$", _text(proc / "self" / "status"), re.MULTILINE)
     return int(found[1]) * 1024 if found else None
 
@@ -120,7 +126,7 @@ def _core_times(mine: frozenset[int], proc: Path) -> tuple[int, int] | None:
 
 
 def _group_folders(controller: str, proc: Path, groups: Path) -> Iterator[Path]:
-    """Yield the folders of the control groups that bound this process: its own and all above."""
+    """Yield the control group folders that bound this process, its own first."""
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

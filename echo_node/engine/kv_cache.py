@@ -60,9 +60,9 @@ class KvCache:
     def before_prefill(
         self, rows: Tensor, columns: int, used: int, packed: list[Tensor] | None = None
     ) -> None:
-        """Begin a prefill of rows that end in the current column; there must be room before it.
+        """Begin a prefill of rows that end in the current column.
 
-        With `packed` all of them come as one row.
+        There must be room before it. With `packed` all of them come as one row.
         """
         if not used:
             self.end = columns
@@ -77,7 +77,7 @@ class KvCache:
             self._put(row, self.end - length)
 
     def before_extend(self, rows: list[int], count: int) -> None:
-        """Begin to add `count` columns to rows: what they hold moves to end just before those."""
+        """Begin to add `count` columns to rows; move their contents just before."""
         lengths = [self.stops[row] - self.starts[row] for row in rows]
         if (longest := max(lengths) + count) > self.end:
             self._move(longest)

@@ -1,4 +1,4 @@
-"""LoRA adapter of a llama.cpp model: its tensors, written as a GGUF adapter and swapped whole.
+"""LoRA adapter of a llama.cpp model, as a GGUF adapter swapped whole.
 
 A and B are float32 in the file, so that bf16 values arrive exactly. Rows of B follow the order
 in which the base's rows lie in llama.cpp's file.

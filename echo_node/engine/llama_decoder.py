@@ -49,7 +49,7 @@ _FEWER: Final = "take fewer rows or shorter completions"
 
 
 def gpu_layers_for(device: str, layers: int, size: int) -> int:
-    """Return how many of a model's layers go to the GPU: as many as fit in its free memory.
+    """Return how many of a model's layers fit into the GPU's free memory.
 
     `size` is the weights' bytes. llama.cpp counts the output layer as one more, so all layers of a
     model are `layers + 1`.
@@ -152,7 +152,7 @@ class LlamaDecoder:
             file.fill(weights)
 
     def put(self, changes: Iterable[Change]) -> None:
-        """Copy elements in, effective at once; if that fails midway, load all weights again."""
+        """Copy elements in, effective at once; after a failure reload all weights."""
         self._check_whole()
         if self._adapter is not None:
             self._whole = False
@@ -204,7 +204,7 @@ class LlamaDecoder:
 
     @staticmethod
     def _fill_beginning(room: Sequences, rows: Ids, prompts: Sequence[Ids]) -> int:
-        """Fill all rows with what their prompts begin with alike; return how many ids that is."""
+        """Fill all rows with the common beginning of their prompts; return its length."""
         if begin := shared_prompt(prompts):
             places = np.arange(begin)
             room.run(prompts[0][:begin], places, np.full(begin, rows[0]), np.zeros(begin, np.bool_))
@@ -222,7 +222,7 @@ class LlamaDecoder:
         self._lengths[target] = length
 
     def extend(self, rows: Sequence[int], ids: Sequence[Ids]) -> Logits:
-        """Append ids to rows whose keys and values stay; return the logits after the last ones."""
+        """Append ids to rows, keeping keys and values; return the last logits."""
         room, of = self._check_room(), np.array(rows, np.int64)
         sizes = np.array([each.size for each in ids], np.int64)
         self._check_fit(room, of, int((self._lengths[of] + sizes).max()))
@@ -344,7 +344,7 @@ class LlamaDecoder:
         return model
 
     def _self_test(self, file: GgufFile) -> None:
-        """Test whether the running model sees a write to the file as a reloaded model does."""
+        """Test that the running model sees file writes as a reloaded one does."""
         before = self._probe()
         tensors = [file.cells(name) for name in file.slots]
         firsts = [cells[:1].copy() for cells in tensors]

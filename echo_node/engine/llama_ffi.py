@@ -45,7 +45,10 @@ def _silence() -> None:
 
 
 def _failure(what: str, advice: str) -> EngineError:
-    """Return an error that quotes the first complaint; later ones only say that it failed."""
+    """Return an error that quotes llama.cpp's first complaint.
+
+    Later ones only say that it failed.
+    """
     complaint = f": {_complaints[0]}" if _complaints else ""
     return EngineError(f"{what}{complaint}", advice=advice)
 
@@ -61,7 +64,7 @@ def offloads() -> bool:
 
 
 def gpu_memory() -> int | None:
-    """Return the free bytes of all GPUs that llama.cpp sees; None if this build cannot tell."""
+    """Return the free bytes of all GPUs of llama.cpp; None if it cannot tell."""
     llama_cpp.llama_backend_init()
     library: Any = llama_cpp.llama_cpp._lib  # noqa: SLF001 - these functions have no binding
     if not hasattr(library, "ggml_backend_dev_memory"):
@@ -160,7 +163,10 @@ class Sequences:
         self._logits = np.empty((self._outputs, self._vocabulary), np.float32)
 
     def run(self, tokens: Ids, positions: Ids, rows: Ids, wanted: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Append tokens to rows; return the wanted logits, in order, valid until the next call."""
+        """Append tokens to rows; return the wanted logits in order.
+
+        They are valid until the next call.
+        """
         seen = np.cumsum(wanted)
         count = int(seen[-1])
         logits = self._logits[:count]

@@ -182,7 +182,10 @@ class LocalEngine:
 
     @contextmanager
     def _alone(self, doing: str) -> Iterator[None]:
-        """No token is drawn from a mixture of weights: a second call while one runs is refused."""
+        """Refuse a second call while one runs.
+
+        So no token is drawn from a mixture of weights.
+        """
         if not self._busy.acquire(blocking=False):
             raise EngineError(f"{doing} while another call runs", advice="make one call at a time")
         try:

@@ -1,4 +1,4 @@
-"""Linear layers with a LoRA adapter beside them, for the torch engine and the trainer.
+"""Linear layers with a LoRA adapter, for the torch engine and the trainer.
 
 A and B stay apart from the base: merging would round to the base's type and rewrite the model.
 """
@@ -64,7 +64,7 @@ class LoraLayers:
 
 
 def adapt_model(model: nn.Module, folder: Path, dtype: torch.dtype) -> LoraLayers | None:
-    """Put the adapter of a folder's settings into a model, without values; None if it has none."""
+    """Put a folder's adapter into a model, without values; None if it has none."""
     settings = read_adapter(folder)
     return None if settings is None else LoraLayers(model, settings, dtype)
 

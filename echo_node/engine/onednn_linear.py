@@ -32,7 +32,10 @@ PART: Final = 1 / 8
 
 
 class OneDnnLinears:
-    """Return the linear layers that gain by packing; none without support or memory for copies."""
+    """Linear layers that gain by oneDNN packing.
+
+    There are none without support or memory for the copies.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         layers = [module for module in model.modules() if type(module) is nn.Linear and _gains(module.weight)]
@@ -53,7 +56,7 @@ class OneDnnLinears:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Let one decoding step go through packed matrices, if they have served long enough."""
+        """Run one decoding step on packed matrices, if they have served long enough."""
         self._steps += 1
         self._on = self._steps > PAYS
         try:

@@ -37,7 +37,7 @@ class SharedRow:
 
 
 def shared_row(sequences: Sequence[Ids], keep: Sequence[int]) -> SharedRow | None:
-    """Pack sequences whose last `keep` ids are scored; return None where that saves nothing."""
+    """Pack sequences whose last `keep` ids are scored; None if it saves nothing."""
     begin = min(
         common_prefix(sequences), *(ids.size - last for ids, last in zip(sequences, keep, strict=True))
     )
@@ -60,9 +60,9 @@ def shared_row(sequences: Sequence[Ids], keep: Sequence[int]) -> SharedRow | Non
 
 
 def shared_prompt(prompts: Sequence[Ids]) -> int:
-    """Return how many first ids of prompts to compute once; 0 where that saves too little.
+    """Return how many first ids of prompts to compute once.
 
-    Each prompt has at least one id after them.
+    It is 0 where that saves too little. Each prompt has at least one id after them.
     """
     if len(prompts) < 2:
         return 0

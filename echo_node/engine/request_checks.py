@@ -19,7 +19,10 @@ _SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Limits of a model: ids below `vocabulary`, at most `context` of them (None: no bound)."""
+    """Limits of a model: ids below `vocabulary`, at most `context` of them.
+
+    None for `context` is no bound.
+    """
 
     vocabulary: int
     context: int | None

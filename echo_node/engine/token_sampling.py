@@ -59,7 +59,7 @@ def stacked(rows: Sequence[Follows]) -> Follows:
 
 
 def draw(logits: Follows, rows: Ids, u: Floats, temperature: float) -> tuple[Ids, Floats]:
-    """Draw the token of each `u` from its row's distribution; return ids and log-probabilities."""
+    """Draw the token of each `u` from its row; return ids and log-probabilities."""
     if not isinstance(logits, np.ndarray):
         return logits.draw(rows, u, temperature)
     tokens, logprobs = np.empty(rows.shape, np.int64), np.empty(rows.shape)
@@ -79,7 +79,7 @@ def draw(logits: Follows, rows: Ids, u: Floats, temperature: float) -> tuple[Ids
 
 
 def measure(logits: Logits, ids: Ids, temperature: float) -> Scores:
-    """Return the log-probability and cumulative interval of each id in its row of `logits`."""
+    """Return the log-probability and CDF interval of each id in its row."""
     columns = np.empty((6, ids.size))
     work = _Work(logits, temperature)
     for block in work.blocks:
@@ -101,7 +101,10 @@ def measure(logits: Logits, ids: Ids, temperature: float) -> Scores:
 
 
 class _Work:
-    """Reusable buffer for the probabilities of some rows: fresh memory costs more than sums."""
+    """Reusable buffer for the probabilities of some rows.
+
+    Allocating fresh memory costs more than the sums.
+    """
 
     def __init__(self, logits: Logits, temperature: float) -> None:
         self._logits = logits
@@ -147,7 +150,7 @@ def _search(cumulative: Floats, place: Ids, targets: Floats) -> Ids:
 
 
 def _log(logits: Logits, probability: Floats, place: Ids, tokens: Ids, temperature: float) -> Floats:
-    """Return log-probabilities relative to the likeliest token, finite where p is zero."""
+    """Return log-probabilities by the likeliest token, finite where p is zero."""
     likeliest = probability.argmax(axis=-1)[place]
     gap = logits[place, tokens].astype(np.float64) - logits[place, likeliest].astype(np.float64)
     logprobs: Floats = gap / temperature + np.log(probability[place, likeliest])

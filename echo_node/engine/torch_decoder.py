@@ -41,7 +41,10 @@ _FILLED_AT_ONCE: Final = 8_192
 
 
 class TorchDecoder:
-    """A model run by torch in this process; `threads` is torch's, for the whole process."""
+    """A model run by torch in this process.
+
+    `threads` is torch's, for the whole process.
+    """
 
     granule: int = 1
 
@@ -169,7 +172,7 @@ class TorchDecoder:
 
     @torch.inference_mode()
     def extend(self, rows: Sequence[int], ids: Sequence[Ids]) -> Follows:
-        """Append ids to rows whose keys and values stay; return the logits after the last ones."""
+        """Append ids to rows, keeping keys and values; return the last logits."""
         logits: dict[int, Follows] = {}
         by_size: dict[int, list[int]] = {}
         for place, each in enumerate(ids):
@@ -375,7 +378,7 @@ def _values(bits: NDArray[Any], kind: str) -> Tensor:
 
 
 def _together(lengths: Sequence[int]) -> Iterable[list[int]]:
-    """Yield prompts for one pass each: of similar length, so that there is little padding."""
+    """Yield prompts for one pass each, of similar length for little padding."""
     order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
     while order:
         count = max(1, _FILLED_AT_ONCE // lengths[order[0]])
@@ -384,7 +387,10 @@ def _together(lengths: Sequence[int]) -> Iterable[list[int]]:
 
 
 def _bytes_per_id(config: PreTrainedConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of keys and values per position; an upper guess if not configured."""
+    """Return the bytes of keys and values per position.
+
+    It is an upper guess if the configuration lacks the figures.
+    """
     text = config.get_text_config()
     queries = int(getattr(text, "num_attention_heads", None) or 1)
     heads = int(getattr(text, "num_key_value_heads", None) or queries)

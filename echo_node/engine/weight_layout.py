@@ -13,7 +13,10 @@ from echo_node.errors import EngineError
 
 
 def lay_by_columns(model: nn.Module) -> None:
-    """Make fp32 linear layers column-major; other types gain nothing, float16 loses tenfold."""
+    """Make fp32 linear layers column-major.
+
+    Other types gain nothing, and float16 would be ten times slower.
+    """
     for module in model.modules():
         if type(module) is nn.Linear and _gains(module.weight):
             module.weight.data = module.weight.data.t().contiguous().t()  # the same object: ties hold

@@ -234,7 +234,10 @@ class WorkerEngine:
 
     @contextmanager
     def _call(self, doing: str) -> Generator[RpcCall]:
-        """Run one call, starting the process if need be; an error says how a process was lost."""
+        """Run one call, starting the process if need be.
+
+        An error says how a process was lost.
+        """
         with self._alone(doing):
             process = self._running()
             self._calls += 1
@@ -371,7 +374,10 @@ class WorkerEngine:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """Return the child's environment: ours, and thread counts that libraries read at import."""
+    """Return the child's environment: ours, with thread counts set.
+
+    Libraries read those at import.
+    """
     number = str(threads)
     return {
         **os.environ,

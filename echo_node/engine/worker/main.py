@@ -1,7 +1,8 @@
-"""The engine's process: `python -m echo_node.engine.worker.main PIPE_FD PARENT_PID`.
+"""The engine's process: `python -m echo_node.engine.worker.main`.
 
-Started by `worker.process` only. One thread decodes and reads the pipe between two tokens;
-`watchdog` is the other. Every call has a number; messages of a finished call are ignored.
+Its arguments are PIPE_FD and PARENT_PID. Started by `worker.process` only. One thread decodes and
+reads the pipe between two tokens; `watchdog` is the other. Every call has a number; messages of a
+finished call are ignored.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class EngineServer:
 
 
 class Weights(Mapping[str, TensorBytes]):
-    """The weights of a head as they lie with the parent, fetched when they are looked at."""
+    """The weights of a head at the parent, fetched on access."""
 
     def __init__(self, conversation: EngineServer, table: list[Any]) -> None:
         self._conversation = conversation
@@ -136,10 +137,10 @@ class Weights(Mapping[str, TensorBytes]):
 
 
 def generate(engine: LocalEngine, conversation: EngineServer, message: Message) -> None:
-    """Decode until the parent sends `end`; ask for requests when there is room, then wait.
+    """Decode until the parent sends `end`.
 
-    So the same list of requests makes the same batches every time, and the same as those of an
-    engine in the parent's process.
+    When there is room it asks for requests, and waits for the answer. So the same list of requests
+    makes the same batches every time, and the same as those of an engine in the parent's process.
     """
     with engine.batch() as batch:
         if field(message, "listed", bool):
@@ -167,7 +168,10 @@ def generate(engine: LocalEngine, conversation: EngineServer, message: Message) 
 
 
 def _step(batch: Batch, conversation: EngineServer, told: float) -> float:
-    """Draw a token each; say what has ended, and now and then what was drawn; return when."""
+    """Draw a token each; report the ended, and at intervals the drawn.
+
+    Return when tokens were last reported.
+    """
     for each in batch.step():
         conversation.say("finished", **pack_finished(each))
     if ended := batch.ended_turns():

@@ -1,7 +1,8 @@
-"""Tokens of running completions, kept by the caller should the engine's process die.
+"""Tokens of running completions, kept should the engine's process die.
 
-Draws are fixed by the slot's key, so what was drawn under the weights of a head is continued under
-the same weights by one prefill. Memory is bounded: beyond that, completions are drawn again.
+The caller keeps them. Draws are fixed by the slot's key, so what was drawn under the weights of a
+head is continued under the same weights by one prefill. Memory is bounded: beyond that, completions
+are drawn again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class PartialDraws:
         self._drawn, self._ended, self._tokens = {}, {}, 0
 
     def resumed(self, request: SlotRequest) -> SlotRequest:
-        """Return the next request of the call, with what a process that died had drawn of it."""
+        """Return the call's next request, with the tokens that a dead process drew."""
         self._keys.append(request.slot_key)
         if request.turns is not None:  # its episodes are drawn again: replies stand between the draws
             return request

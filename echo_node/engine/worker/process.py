@@ -63,7 +63,10 @@ class EngineProcess:
         return self._child.pid
 
     def wait(self, seconds: float) -> bool:
-        """Return whether it ends within so many seconds; then it is reaped and its log complete."""
+        """Return whether the process ends within so many seconds.
+
+        It is reaped then, and its log is complete.
+        """
         try:
             self._child.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -72,7 +75,7 @@ class EngineProcess:
         return True
 
     def end(self, grace_seconds: float = 0.0) -> None:
-        """Wait `grace_seconds` for the process to exit, then kill it; reap it and clean up."""
+        """Wait `grace_seconds` for the process, then kill it; reap and clean up."""
         if not self.wait(grace_seconds):
             self._child.kill()
             self.wait(_REAP_SECONDS)

@@ -64,7 +64,7 @@ class RpcCall:
                 return message
 
     def expect(self, *kinds: str) -> Message:
-        """Return the next message, of one of these kinds; raise the error of a failed call."""
+        """Return the next message of these kinds; raise the error of a failed call."""
         message = self.hear()
         while message is None:
             message = self.hear()

@@ -1,4 +1,4 @@
-"""A generate call from the caller's side: requests and updates in, completions out.
+"""Client of a generate call: requests and updates in, completions out.
 
 Answers what `worker.main` asks for while it decodes.
 """

@@ -252,7 +252,10 @@ def pack_shape(name: str, tensor: TensorBytes) -> list[Any]:
 
 
 def unpack_shape(entry: Any) -> tuple[str, tuple[Dtype, tuple[int, ...], int]]:
-    """Return a tensor's name, type, shape and bytes; the engine checks that they fit together."""
+    """Return a tensor's name, type, shape and bytes.
+
+    The engine checks that they fit together.
+    """
     if type(entry) is not list or [type(part) for part in entry] != [str, str, list, int]:
         raise PipeError("a tensor without name, type, shape and size")
     name, dtype, shape, size = entry
@@ -271,7 +274,7 @@ def pieces(tensor: TensorBytes) -> Iterator[memoryview]:
 
 
 def pack_change(change: Change, granule: int) -> Iterator[Message]:
-    """Yield changed elements as fields of messages, cut between whole runs of `granule`."""
+    """Yield a change as message fields, cut between whole runs of `granule`."""
     step = max(_PIECE_ELEMENTS // granule, 1) * granule
     values = change.values
     for start in range(0, change.positions.size, step):

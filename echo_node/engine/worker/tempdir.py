@@ -75,7 +75,7 @@ def _sweep(around: Path) -> None:
 
 
 def _hold(folder: Path) -> int:
-    """Lock a folder as long as the descriptor is open; an `OSError` if somebody else does."""
+    """Lock a folder while the descriptor is open; `OSError` if locked by another."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

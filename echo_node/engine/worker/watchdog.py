@@ -62,7 +62,7 @@ def out_of_memory(how: str) -> NoReturn:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel, where it can, kill this process with the thread that started it."""
+    """Have the kernel kill this process with its parent thread, where it can."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it exited before the signal was set
