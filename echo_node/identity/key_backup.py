@@ -143,7 +143,7 @@ def _parsed(text: str) -> tuple[bytes, str]:
 
 
 def _numbered(text: str) -> dict[int, str]:
-    """Split into lines by the numbers in front of them, or by length where there are none."""
+    """Split into lines by their numbers, or by length where there are none."""
     _, *pieces = re.split(r"(?<![\w-])(\d{1,2})[ \t]*:", text)
     if not pieces:
         plain = _plain(text)
@@ -195,7 +195,10 @@ def _grouped(text: str) -> str:
 
 
 def _stretched(passphrase: str, salt: bytes, cost: Cost) -> tuple[bytes, bytes]:
-    """Derive key and nonce; NFKC makes one byte sequence of what different keyboards type."""
+    """Derive key and nonce from a passphrase.
+
+    NFKC makes one byte sequence of what different keyboards type.
+    """
     normal = unicodedata.normalize("NFKC", passphrase).encode("utf-8", "surrogatepass")
     stretched = Scrypt(salt=salt, length=44, n=2**cost.doublings, r=cost.r, p=cost.p).derive(normal)
     return stretched[:32], stretched[32:]

@@ -1,4 +1,4 @@
-"""The key file of a node: created once, never overwritten, readable by its owner only."""
+"""Key file of a node: created once, never overwritten, owner-readable only."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def _free_name(file: Path) -> Path:
 
 
 def _create(file: Path) -> None:
-    """Write beside it, sync, and link it to its name, which fails if another process was first."""
+    """Create the key file atomically: write beside it, sync, link.
+
+    The link fails if another process was first.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft(file, Identity.generate())
     try:
