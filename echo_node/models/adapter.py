@@ -96,7 +96,10 @@ def settings_file(settings: AdapterSettings, base: str = "") -> bytes:
 
 
 def all_linear(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Return the names of all linear modules but the output head, as PEFT's `all-linear` does."""
+    """Return the names of all linear modules but the output head.
+
+    PEFT's `all-linear` does the same.
+    """
     found = {module.rpartition(".")[2] for module, _ in _linear(shapes)}
     return tuple(sorted(found))
 
@@ -104,7 +107,10 @@ def all_linear(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
 def adapter_tensors(
     shapes: Mapping[str, tuple[int, ...]], settings: AdapterSettings
 ) -> tuple[AdapterTensor, ...]:
-    """Return the tensors of an adapter for a base with these shapes; refuse unknown targets."""
+    """Return an adapter's tensors for a base of these shapes.
+
+    Unknown targets are refused.
+    """
     wanted = set(settings.targets)
     found: list[AdapterTensor] = []
     for module, (rows, columns) in _linear(shapes):

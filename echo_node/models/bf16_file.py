@@ -1,7 +1,7 @@
-"""Write bf16 safetensors tensor by tensor, cast in pieces, without holding the model.
+"""Write bf16 safetensors tensor by tensor, without holding the model.
 
-Rounds to nearest even, as torch does, so that a float32 or float16 file of bf16 values gives those
-values bit for bit.
+Tensors are cast in pieces. Rounds to nearest even, as torch does, so that a float32 or float16 file
+of bf16 values gives those values bit for bit.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_bf16_file(
     pieces: Callable[[str], Iterable[NDArray[np.uint16]]],
     written: Callable[[int], None] = lambda _bytes: None,
 ) -> None:
-    """Write a safetensors file; `pieces` yields the bit patterns of the tensor of a name."""
+    """Write a safetensors file; `pieces` yields the bit patterns of a tensor."""
     names = sorted(shapes)
     header, offset = {}, 0
     for name in names:

@@ -120,7 +120,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_family(config: Config) -> Family:
-    """Return the family of a model; refuse, by name, one that would train or sample wrongly."""
+    """Return a model's family; refuse, by name, one that would be run wrongly.
+
+    Wrong is training or sampling with other log-probabilities than the model's own.
+    """
     name = config.get("model_type")
     if not isinstance(name, str) or not name:
         raise ConfigError("config.json names no model_type", advice="take a whole model folder")
@@ -138,7 +141,7 @@ def check_family(config: Config) -> Family:
 
 
 def check_length(config: Config, longest: int) -> None:
-    """Refuse sequences of up to `longest` tokens if the positions depend on a sequence's length.
+    """Refuse `longest` tokens if positions depend on a sequence's length.
 
     Such positions turn all keys anew from some length on: what was sampled token by token is then
     not what one forward pass over the whole sequence computes.
@@ -158,7 +161,7 @@ def check_length(config: Config, longest: int) -> None:
 
 
 def window_of(config: Config) -> int | None:
-    """Return the narrowest window that a layer attends within; None if all see everything."""
+    """Return the narrowest attention window of a layer; None if there is none."""
     family = check_family(config)
     window = config.get("sliding_window")
     if not isinstance(window, int) or family.attention == "full":

@@ -1,6 +1,7 @@
-"""Read the weights of a Hugging Face folder: one safetensors file, or shards with an index.
+"""Read the weights of a Hugging Face folder: one safetensors file, or shards.
 
-Only headers are read, so it is quick whatever the model's size. Nothing is executed.
+Shards have an index. Only headers are read, so it is quick whatever the model's size. Nothing is
+executed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _AGAIN: Final = "it is damaged or was cut short: fetch it again"
 
 
 def check_folder(folder: Path) -> Path:
-    """Return the folder if its config names an architecture and every weights file is whole."""
+    """Return the folder if it names an architecture and its weights are whole."""
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}")
     read_model_config(folder)

@@ -22,7 +22,10 @@ from echo_node.models.folder import WEIGHTS
 
 
 def unpack(file: Path, folder: Path) -> None:
-    """Write the model and the tokenizer of a GGUF file. A model with a part missing is none."""
+    """Write the model and the tokenizer of a GGUF file.
+
+    A model with a part missing is refused.
+    """
     import transformers  # noqa: PLC0415 - so that a wrong call is told at once
 
     with tempfile.TemporaryDirectory() as alone, boundary(ConfigError, "reading it"):

@@ -33,7 +33,10 @@ def is_hub_id(what: str) -> bool:
 def fetch_model(
     what: str, *, cache: Path | None = None, endpoint: str | None = None, progress: Progress = no_progress
 ) -> Path:
-    """Return the folder of a hub's model; without `cache`, in the hub library's usual cache."""
+    """Return the folder of a hub's model.
+
+    Without `cache` it is in the hub library's usual cache.
+    """
     found = _ID.fullmatch(what)
     if found is None:
         raise ConfigError(f"{what!r} is no hub id", advice="write owner/name or owner/name@revision")

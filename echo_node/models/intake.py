@@ -65,7 +65,7 @@ class Plan:
 def take_in(
     folder: Path, cache: Path, progress: Progress = no_progress, note: Callable[[str], None] = log.info
 ) -> Path:
-    """Return a folder with the model as runs keep it: this one, or a copy in the cache.
+    """Return a folder with the model as runs keep it: this one or a cached copy.
 
     `note` gets a line for each difference from that form.
     """
@@ -99,7 +99,7 @@ def take_in(
 
 
 def make_plan(folder: Path) -> Plan:
-    """Decide what of a folder's weights is kept; refuse what does not fit its configuration."""
+    """Decide which weights are kept; refuse what does not fit the configuration."""
     config = read_model_config(folder)
     check_family(config)
     found = map_folder(folder)
@@ -159,7 +159,7 @@ def _same(one: MappedTensor, other: MappedTensor) -> bool:
 
 
 def _check_parameters(folder: Path, wanted: Parameters, tensors: dict[str, MappedTensor]) -> None:
-    """Check that the file has the parameters of its configuration, no others, in their shapes."""
+    """Check that the file has exactly the configured parameters and shapes."""
     advice = "its config.json and its weights are of two models: fetch both again"
     if missing := sorted(wanted.shapes.keys() - tensors.keys()):
         raise ConfigError(

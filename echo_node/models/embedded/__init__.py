@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def folder() -> Path:
-    """Return the embedded model's Hugging Face folder: configuration, tokenizer and weights."""
+    """Return the embedded model's folder: configuration, tokenizer, weights."""
     return Path(__file__).resolve().parent / "model"
 
 

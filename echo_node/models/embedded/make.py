@@ -44,7 +44,7 @@ SPREAD = 0.05  # standard deviation of the first weights
 
 
 def make(out: Path, seed: int = SHIPPED_SEED) -> float:
-    """Write the whole folder, and return the share of exact answers that its weights give."""
+    """Write the whole folder; return the share of exact answers of its weights."""
     torch.set_num_threads(1)
     draws = np.random.default_rng(seed)
     model = untrained(architecture(), draws)
@@ -89,7 +89,10 @@ def architecture() -> Qwen3Config:
 
 
 def untrained(config: Qwen3Config, draws: Generator) -> Qwen3ForCausalLM:
-    """Build the model with its first weights, all in float64 (transformers norms in float32)."""
+    """Build the model with its first weights, all in float64.
+
+    transformers would norm in float32.
+    """
     model: Qwen3ForCausalLM = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         config, dtype=torch.float64, attn_implementation="sdpa"
     )
@@ -119,7 +122,7 @@ class _Rotary(nn.Module):
 
 
 def _learn(model: Qwen3ForCausalLM, draws: Generator) -> None:
-    """Train on fresh prompts, until those are answered well enough before they are learnt from."""
+    """Train on fresh prompts until enough are answered before training on them."""
     weights = list(model.parameters())
     optimiser = torch.optim.AdamW(weights, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(MOST_STEPS):
@@ -163,7 +166,10 @@ def _generation() -> GenerationConfig:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """One id for each character; a character that it does not know is an error, never left out."""
+    """Return a tokenizer with one id per character.
+
+    An unknown character is an error, never left out.
+    """
     words = Tokenizer(models.WordLevel({char: place for place, char in enumerate(CHARACTERS)}))
     words.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     words.decoder = decoders.Fuse()

@@ -1,4 +1,4 @@
-"""Make the second embedded model: it guesses numbers, not much better than by chance.
+"""Make the second embedded model, which guesses numbers near chance level.
 
 `python -m echo_node.models.embedded.make_guess --out DIR` writes the shipped folder. The model has
 the size and the characters of the first one (`make`), and learns the form of `guess-number`: one
