@@ -179,7 +179,10 @@ class Network(Protocol):
         """
 
     def protect(self, peer: bytes, seconds: float = ACCEPTED_SECONDS) -> None:
-        """Keep a peer's place while connections are short; inf: it is a key of the manifest."""
+        """Keep a peer's place while connections are short.
+
+        inf: it is a key of the manifest.
+        """
 
     def watch(self) -> AbstractAsyncContextManager[Subscription[PeerEvent]]:
         """Watch peers become reachable and unreachable from now on.

@@ -54,7 +54,10 @@ class Network:
 
 
 def networks_of(host: str | None, relay: str = "") -> tuple[Network, ...]:
-    """Return the networks that a connection counts for, given its remote IP address or relay."""
+    """Return the networks that a connection counts for.
+
+    They follow from its remote IP address or relay.
+    """
     ip = multiaddrs.ip(host) if host is not None else None
     if ip is None:
         return (Network(f"relay {relay}"),)
@@ -146,7 +149,10 @@ class ConnectionManager:
         self._places.pop(handle, None)
 
     def _ranks(self) -> dict[Place, Rank]:
-        """Rank all places; members beyond their share count as strangers, least recent first."""
+        """Rank all places; members beyond their share count as strangers.
+
+        The least recent members lose their rank first.
+        """
         found = {each: self.rank(each.public) for each in self._places.values()}
         members = [each for each, rank in found.items() if rank is Rank.MEMBER]
         most = self._inbound - max(1, self._inbound // NEWCOMERS_SHARE)

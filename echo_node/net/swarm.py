@@ -176,7 +176,7 @@ class HardSwarm(Swarm):
         return [conn for conn in conns if conn.get_connection_type() is not ConnectionType.RELAYED]
 
     def teller(self, peer_id: ID) -> Teller:
-        """Return the peer as a teller of addresses, by the nearest of its open connections.
+        """Return the peer as a teller of addresses, by its nearest connection.
 
         Keys of one network share one budget; on this machine, where all do, each key has its own.
         """
@@ -318,7 +318,7 @@ class HardSwarm(Swarm):
         return rate
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
-        """Add a connection, an inbound one if it gets a place; refuse keys other than Ed25519."""
+        """Add a connection; an inbound one needs a place. Refuse keys but Ed25519."""
         public = key_of(muxed_conn.peer_id)
         if public is None:
             await muxed_conn.close()

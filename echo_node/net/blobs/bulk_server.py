@@ -173,7 +173,10 @@ class BulkPort:
         return None
 
     def _shed(self, visits: Sequence[_Visit], address: str) -> bool:
-        """End the oldest connection of the busiest address for one of another; return if so."""
+        """End the oldest connection of the busiest address for one of another.
+
+        Return whether one was ended.
+        """
         crowds = Counter(each.address for each in visits)
         busiest, most = crowds.most_common(1)[0]
         if most <= crowds[address] + 1:

@@ -76,7 +76,7 @@ def run_teller(seeds: Iterable[str]) -> Teller:
 
 
 def book_tellers(dialled: Iterable[str], signed: Iterable[str]) -> tuple[Teller, Teller]:
-    """Return the tellers of an entry of the address book: of reached and of signed addresses.
+    """Return the tellers of an address book entry, of reached and signed ones.
 
     A peer was met by the nearest address at which it was reached; one that never was, by the
     furthest that it signed.
@@ -92,7 +92,10 @@ def is_name(address: str) -> bool:
 
 
 def port_may_be_dialled(port: int) -> bool:
-    """Return whether a port that a peer named may be dialled at its connection's address."""
+    """Return whether a port named by a peer may be dialled at its address.
+
+    The address is that of its connection.
+    """
     return LOWEST_PORT <= port < 65_536
 
 
@@ -152,9 +155,10 @@ class AddressDoor:
     def admit(
         self, public: bytes, addresses: Iterable[str], teller: Teller, *, most: int = limits.ADDRESSES
     ) -> list[str]:
-        """Return the addresses of a peer that its teller may name, each once, in one spelling.
+        """Return the addresses of a peer that its teller may name.
 
-        However many there are, only a few times as many as are wanted are examined.
+        Each comes once, in one spelling. However many there are, only a few times as many as are
+        wanted are examined.
         """
         found: dict[str, None] = {}
         names = 0
@@ -218,7 +222,7 @@ class AddressDoor:
             self._answered.popitem(last=False)
 
     def _draws_on(self, key: Key, teller: Teller) -> list[_Draw]:
-        """Return the budgets that a dial of the address draws on, with their rate and burst."""
+        """Return the budgets, with rate and burst, that dialling an address draws on."""
         allowed = self._allowed
         if teller.trust is Trust.USER or key in self._answered:
             return []

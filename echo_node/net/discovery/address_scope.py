@@ -112,7 +112,7 @@ def canonical(address: str) -> str | None:
 
 
 def port_of(address: str) -> int:
-    """Return the TCP port of an address that can be dialled; of a circuit, its relay's."""
+    """Return the TCP port of a dialable address; of a circuit, its relay's."""
     return int(address.split("/")[4])
 
 

@@ -41,7 +41,10 @@ class PeerExchange:
         dialable: Callable[[], Mapping[bytes, Sequence[str]]],
         scope: Callable[[bytes], Scope],
     ) -> None:
-        """`scope` gives the scope that an address must have to mean the same here and at a peer."""
+        """Create the exchange.
+
+        `scope` gives the scope that an address must have to mean the same here and at a peer.
+        """
         self._me = me
         self._requests = requests
         self._dialable = dialable
@@ -125,7 +128,10 @@ class PeerExchangeSchedule:
         queue: DialQueue,
         admit: Callable[[bytes, bytes, Sequence[str]], Sequence[str]],
     ) -> None:
-        """`admit` returns the addresses of a peer that its teller may name: teller, peer, all."""
+        """Create the schedule.
+
+        `admit` takes a teller, a peer and its addresses; it returns those that the teller may name.
+        """
         self._exchange = exchange
         self._queue = queue
         self._admit = admit

@@ -159,7 +159,7 @@ async def _resolve(seed: Seed, resolver: dns.asyncresolver.Resolver | None, dept
 
 
 async def numbers_of(host: str, port: int, kind: str) -> list[str]:
-    """Resolve a name of `/dns`, `/dns4` or `/dns6` to IP addresses that can be dialled.
+    """Resolve a name of `/dns`, `/dns4` or `/dns6` to dialable IP addresses.
 
     The system's resolver works in a thread that is abandoned at the deadline.
     """
