@@ -1,4 +1,4 @@
-"""Parts that every role of a node is built from: run, key, folder, limits, store, engines."""
+"""Parts shared by every role: run, key, folder, limits, store, engines."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Node:
         return self._context.report.verdicts
 
     def swarm(self, network: Network) -> list[dict[str, Any]]:
-        """List the peers of the run: this node, the manifest's keys, samplers, connections."""
+        """List the run's peers: this node, manifest keys, samplers, connections."""
         return self._context.report.peers(self._context.identity.public, self.manifest, network)
 
     def mutes(self, network: Network) -> Mapping[bytes, Mute]:
@@ -138,7 +138,7 @@ class Node:
         early: bool = False,
         linger: float = 0.0,
     ) -> None:
-        """Run as a trainer until the run has had `steps` steps: lead, or stand by for the leader.
+        """Run as a trainer for `steps` steps of the run: lead, or stand by.
 
         Weights, journal, checkpoints and records are in `folder` (by default the node's own), from
         which a restart recovers. `promote` is the operator's decision to lead where there are too

@@ -1,4 +1,4 @@
-"""Sampler of a node: engine, weights puller, outbox and ledger around a SamplerLoop."""
+"""Sampler of a node: engine, puller, outbox and ledger around a SamplerLoop."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class TrainerRole:
             yield loop
 
     def open_step(self) -> AbstractAsyncContextManager[TrainStep]:
-        """Open the optimiser step; under torchrun it is sharded, and this process is rank 0."""
+        """Open the optimiser step; under torchrun it is sharded, with rank 0 here."""
         from echo_node.trainer.distributed import Ranks  # noqa: PLC0415
 
         run = self.node.run

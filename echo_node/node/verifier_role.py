@@ -1,4 +1,7 @@
-"""Verifier of a node: scoring engine, weights puller, votes and ledger around a VerifierLoop."""
+"""Verifier of a node: engine, puller, votes and ledger around a VerifierLoop.
+
+The engine scores by prefill; the puller is that of the weights.
+"""
 
 from __future__ import annotations
 
