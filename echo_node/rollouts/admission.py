@@ -233,7 +233,7 @@ class Admission:
         return known is not None and sampler in known.members
 
     def read_announcement(self, envelope: Envelope) -> SlotAnnouncement | Refused:
-        """Return a member's announcement of slots under a fresh head, or why it is refused."""
+        """Return a member's slot announcement under a fresh head, or its refusal."""
         try:
             message = envelope.claim(SlotAnnouncement, self._run.id)
             self._check_announcer(message.head, envelope.signer)
@@ -408,7 +408,7 @@ class Admission:
 
     @staticmethod
     def _check_turns(group: TrajectoryGroup, rules: TurnRules) -> None:
-        """Check the structure of episodes; what the environment says is checked by verifiers."""
+        """Check the structure of episodes; verifiers check the environment's replies."""
         for completion in group.completions():
             try:
                 rules.check(completion)

@@ -1,4 +1,4 @@
-"""Slots that samplers announced before their groups arrived, and which of them never came.
+"""Announced slots of samplers, and those whose groups never came.
 
 Draws are fixed by head, key and slot, so a sampler could draw many groups and send the best. An
 announcement commits it to all slots of a head up to a number: a slot below that which never came is
@@ -60,7 +60,7 @@ class _Kept:
 
 
 class AnnouncedSlots:
-    """Announcements by head and sampler. Heads that are over are settled and forgotten."""
+    """Announcements by head and sampler; past heads are settled and forgotten."""
 
     def __init__(self) -> None:
         self._blocks: dict[tuple[bytes, bytes], _Block] = {}
@@ -77,7 +77,7 @@ class AnnouncedSlots:
         self._exempt = frozenset(heads)
 
     def announce(self, sampler: bytes, message: SlotAnnouncement, announcement: bytes) -> str | None:
-        """Record an announcement, or return the reason of a receipt for which it is refused.
+        """Record an announcement, or return the receipt's reason to refuse it.
 
         The newest one comes again when its receipt got lost, and is taken again.
         """
@@ -99,7 +99,7 @@ class AnnouncedSlots:
         block.until = max(block.until, until)
 
     def arrived(self, head: bytes, sampler: bytes, slot: int) -> bool:
-        """Record a group that came, whatever became of it; return whether it was announced."""
+        """Record an arrived group, whatever its fate; return if it was announced."""
         block = self._blocks.setdefault((head, sampler), _Block())
         block.came.add(slot)
         return slot < block.until or head in self._exempt
@@ -111,7 +111,7 @@ class AnnouncedSlots:
 
     @property
     def under_way(self) -> int:
-        """Return the announced slots of all samplers that have not come, of heads that count."""
+        """Return the announced slots under current heads that have not come."""
         return sum(
             block.until - sum(slot < block.until for slot in block.came) for block in self._blocks.values()
         )
@@ -122,7 +122,7 @@ class AnnouncedSlots:
         return max(block.until, max(block.came, default=-1) + 1)
 
     def settle(self, current: Collection[bytes]) -> None:
-        """Count what never came under heads that are not among these, and forget those heads."""
+        """Count the missing slots of heads not among these, and forget those heads."""
         for key in [key for key in self._blocks if key[0] not in current]:
             block = self._blocks.pop(key)
             if block.until and key[0] not in self._exempt:
@@ -149,14 +149,15 @@ class AnnouncedSlots:
                 kept.came = min(kept.announced, kept.came + 1)
 
     def kept_share(self, sampler: bytes) -> float:
-        """Return the share of a sampler's announced slots that came, of heads that are over."""
+        """Return the share of a sampler's announced slots that came, of past heads."""
         kept = self._kept.get(sampler)
         return 1.0 if kept is None else max(LEAST_SHARE, kept.came / kept.announced)
 
     def trusts_next(self, sampler: bytes) -> bool:
-        """Return whether the next group of a sampler may be trusted unseen, by its kept share.
+        """Return whether a sampler's next group may be trusted unseen.
 
-        In the order of arrival, so that no sampler can choose which of its groups those are.
+        Its kept share decides. In the order of arrival, so that no sampler can choose which of its
+        groups those are.
         """
         kept = self._of(sampler)
         kept.credit = min(2.0, kept.credit + self.kept_share(sampler))

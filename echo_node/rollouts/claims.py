@@ -1,4 +1,4 @@
-"""Claimed rewards against the contract's own: what differs, and what counts as a lie.
+"""Check claimed rewards against the contract's; decide which are lies.
 
 Nothing is selected, learnt or credited by a claim. Where the manifest says that the contract is
 pure, a claim that differs refuses its group. It is a lie only if two fresh jail processes give one
@@ -31,7 +31,10 @@ def differ(group: RolloutRecord, rewards: Sequence[float]) -> bool:
 
 
 def find_lie(run: Run, group: RolloutRecord) -> str | None:
-    """Return what a group lies about its rewards, in words, or None. Blocks: it starts jails."""
+    """Return a group's proven lie about rewards, in words; None without. Blocks.
+
+    It starts jails.
+    """
     claimed = group.message.rewards
     if claimed is None:
         return None

@@ -1,8 +1,8 @@
-"""Gossip validators for groups, receipts, verdicts and inventories, run before forwarding.
+"""Gossip validators of groups, receipts, verdicts and inventories.
 
-All subscribers of a topic run the same validator, so a peer that passes on a forged message, or one
-of another run, could have seen that, and is blamed for it. Nothing here needs the contents of a
-group.
+They run before a message is forwarded. All subscribers of a topic run the same validator, so a peer
+that passes on a forged message, or one of another run, could have seen that, and is blamed for it.
+Nothing here needs the contents of a group.
 """
 
 from __future__ import annotations

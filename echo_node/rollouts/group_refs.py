@@ -133,7 +133,7 @@ class GroupRefFetcher:
         return groups
 
     def _size(self, batch: Sequence[Envelope]) -> int:
-        """Return the bytes that a batch says to refer to; its signatures are checked later."""
+        """Return the bytes that a batch refers to; signatures are checked later."""
         return sum(each.claim(GroupReference, self._run).size for each in filter(is_reference, batch))
 
     def _failed(self, sender: bytes, failures: int) -> None:

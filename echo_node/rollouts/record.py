@@ -1,8 +1,9 @@
-"""The one record of a rollout group, in every role: message, rewards, sealed bytes.
+"""The one record of a rollout group: message, rewards, sealed bytes.
 
-A sampler makes it as it seals the group. Elsewhere admission makes it; the replay buffer, the batch
-scorer, the journal, the training step and the replay check use it. The sealed bytes are parsed once
-in a node: only a record that was read back from the journal parses them again.
+It is the same in every role. A sampler makes it as it seals the group. Elsewhere admission makes
+it; the replay buffer, the batch scorer, the journal, the training step and the replay check use it.
+The sealed bytes are parsed once in a node: only a record that was read back from the journal parses
+them again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SIGNATURE_BYTES: Final = 64
 
 @dataclass(frozen=True)
 class RolloutRecord:
-    """A rollout group that was sealed or admitted here, or what the journal keeps of one.
+    """A sealed or admitted rollout group, or what the journal keeps of one.
 
     The id, sampler, slot, head and step outlive the sealed bytes, which the journal lets go of.
     """

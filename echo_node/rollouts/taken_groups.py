@@ -46,7 +46,10 @@ _HEADER: Final = 5
 
 
 class TakenGroups:
-    """The sealed bytes of the newest groups that a leader took, for those that the run names."""
+    """Sealed bytes of the newest groups that a leader took.
+
+    They are served to the keys that the run names.
+    """
 
     def __init__(self, run: Run, most_bytes: int = HELD_BYTES) -> None:
         self._run = run.id
@@ -94,7 +97,10 @@ class TakenGroups:
 
 
 async def fetch_listed(network: Network, run: Run, leader: bytes, ids: Sequence[bytes]) -> list[Envelope]:
-    """Return those of the groups of an inventory that the leader or others of the manifest have."""
+    """Fetch groups of an inventory from the leader or others of the manifest.
+
+    Return those that were found.
+    """
     named = {*run.manifest.verifiers, *run.manifest.trainers} - {leader, network.public}
     found: dict[bytes, Envelope] = {}
     asked = [leader, *sorted(named & network.peers())[:OTHERS]]
@@ -105,7 +111,7 @@ async def fetch_listed(network: Network, run: Run, leader: bytes, ids: Sequence[
 
 
 async def fetch_groups(network: Network, run: bytes, peer: bytes, ids: Sequence[bytes]) -> list[Envelope]:
-    """Return those of the groups that a peer serves; their signatures are not checked yet."""
+    """Fetch groups from a peer; return those served, signatures unchecked."""
     wanted = dict.fromkeys(ids)
     found: list[Envelope] = []
     while wanted:
