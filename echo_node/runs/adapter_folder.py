@@ -1,4 +1,4 @@
-"""Model folder of a LoRA run: the frozen base as an anchor's file, and the adapter beside it.
+"""Model folder of a LoRA run: frozen base as an anchor's file, and adapter.
 
 The base's file is byte for byte the anchor of its layout, so that its frames, which the table
 names, are ranges of the file: a node serves them without a copy.

@@ -1,4 +1,4 @@
-"""Settings of a run's algorithm: names, defaults, ranges, and the mapping to a manifest.
+"""Algorithm settings of a run: names, defaults, ranges, manifest mapping.
 
 The ranges are wide: they keep out slips, such as a lost sign, and leave room to switch something
 off. No torch here, so that every machine can check a run before it is sealed.
@@ -302,7 +302,7 @@ class TrainingSettings:
 
 
 def layout_for(parameters: int) -> dict[str, Any]:
-    """Return the settings of a new run that decide how a batch is cut up, by the model's size.
+    """Return the batch layout settings of a new run, by the model's size.
 
     Large models have whole groups in a row, so that a prompt is computed once, and recompute their
     blocks. They are sealed with a run: other cuts round otherwise, and a run keeps its own.

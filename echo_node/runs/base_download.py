@@ -43,7 +43,10 @@ async def download_base(
     on_progress: Callable[[PullProgress | str], None],
     check_room: Callable[[int], None],
 ) -> None:
-    """Download the base into a model's folder, unless it is there; the adapter's settings too."""
+    """Download the base and the adapter's settings into a model's folder.
+
+    What is there already is kept.
+    """
     if (folder / WEIGHTS).is_file() and (folder / adapter.SETTINGS).is_file():
         return
     blobs = BlobClient(network, downlink=Throttle(allowance.down))

@@ -1,4 +1,6 @@
-"""Read the rows of a data set from a file or a hub: JSON lines, JSON, CSV or parquet.
+"""Read the rows of a data set: JSON lines, JSON, CSV or parquet.
+
+A data set is a file or on a hub.
 
 path/to/file.jsonl          also .json, .csv, .parquet
 owner/name[@revision]       a data set on a hub; its files of the wanted split are fetched once
@@ -25,7 +27,7 @@ _FORMS: Final = f"give a file ({', '.join(SUFFIXES)}) or a hub's owner/name"
 
 
 def read_source(source: str, split: str, *, endpoint: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield each row with the place that it comes from, for errors; rows are unchecked."""
+    """Yield each unchecked row with its origin, for errors."""
     for path in find_files(source, split, endpoint=endpoint):
         with boundary(ConfigError, f"reading {path}"):
             if path.stat().st_size > _LARGEST:

@@ -1,4 +1,4 @@
-"""Make the data set of a run: rows checked, cut into train and held-out, as one blob.
+"""Make a run's data set: checked rows, cut into train and held-out, one blob.
 
 A row is held out by a hash of its normalised problem alone, salted by the run's nonce: the same
 problem never stands on both sides, whatever its answer, its place or its spelling.
@@ -47,7 +47,7 @@ class DataTable(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One problem with its answer; `worked` is the answer's whole field, with its steps."""
+    """One problem with its answer; `worked` is the answer's field with its steps."""
 
     problem: str
     answer: str
@@ -75,7 +75,7 @@ def check_rows(found: Iterable[tuple[str, Any]], table: DataTable) -> list[Row]:
 
 
 def normalise(problem: str) -> str:
-    """Return the form by which problems are compared: letters' case and spaces do not count."""
+    """Return a problem's normal form for comparison, without case and spacing."""
     return _SPACE.sub(" ", unicodedata.normalize("NFKC", problem)).strip().casefold()
 
 
@@ -86,7 +86,7 @@ def is_held_out(problem: str, nonce: bytes, share: float) -> bool:
 
 
 def cut(rows: Iterable[Row], nonce: bytes, share: float) -> tuple[list[Row], list[Row]]:
-    """Return the rows to train on, and those held out; by their problems' hashes, in that order."""
+    """Return training rows and held-out rows, split and ordered by problem hash."""
     ordered = sorted(rows, key=lambda row: derive("held-out row", nonce, normalise(row.problem).encode()))
     held = [row for row in ordered if is_held_out(row.problem, nonce, share)]
     if not held and share > 0 and len(ordered) > 1:

@@ -1,4 +1,4 @@
-"""Choose an engine class and number of concurrent groups by memory, and start the engine.
+"""Select engine class and concurrent groups by memory; start the engine.
 
 The estimate is conservative; what does not fit after all is refused when it is loaded.
 """
@@ -35,7 +35,7 @@ _LIBRARY_BYTES: Final = {"torch": 500_000_000, "llama": 100_000_000}
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory needs of a run that no engine changes: parameters, and values kept per group."""
+    """Memory needs of a run for any engine: parameters, values per group."""
 
     parameters: int
     group_values: int
@@ -76,7 +76,7 @@ class EngineChoice:
 def select_engine(
     run: Run, allowance: ResourceLimits, engine_class: str | None = None, slots: int | None = None
 ) -> EngineChoice:
-    """Choose the best engine class that fits, and as many groups as fit beside its weights.
+    """Choose the best engine class that fits, and as many groups as fit beside.
 
     `engine_class` and `slots` override the choice.
     """
@@ -94,7 +94,7 @@ def select_engine(
 def select_within(
     room: float, whose: str, classes: list[str], needs: Needs, slots: int | None = None
 ) -> EngineChoice:
-    """Choose the first class that fits into `room` bytes with one group, or else the smallest."""
+    """Choose the first class that fits `room` bytes with one group, or the smallest."""
     smallest = min(classes, key=needs.weights)
     fitting = [each for each in classes if needs.weights(each) + needs.group(each) <= room]
     found = (fitting or [smallest])[0]

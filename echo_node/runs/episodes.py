@@ -1,4 +1,4 @@
-"""Episodes of a run: answer turns as they are drawn, and recompute them afterwards.
+"""Episodes of a run: answer turns as they are drawn, and replay them.
 
 A sampler answers by `EpisodeSource`. Everybody else, and the sampler itself before it posts, plays
 the transcript again by `EpisodeReplay`: texts are read from the drawn ids, replies are computed
@@ -35,7 +35,10 @@ class EpisodeBreach:
 
 
 class EpisodeSource:
-    """Answers of a run's environment to turns that an engine draws; request n has `prompts[n]`."""
+    """Replies of a run's environment to an engine's turns.
+
+    Request n has `prompts[n]`.
+    """
 
     def __init__(self, run: Run, prompts: Sequence[Prompt]) -> None:
         self._run = run
@@ -76,7 +79,7 @@ class EpisodeSource:
 
 
 class EpisodeReplay:
-    """Recomputation of the replies in a group's completions, one turn of all of them at a time."""
+    """Recomputation of a group's replies, one turn of all completions at a time."""
 
     def __init__(self, run: Run, prompt: Prompt, completions: Sequence[Completion]) -> None:
         self._run = run
@@ -165,7 +168,10 @@ class EpisodeReplay:
 
 
 def is_proven(run: Run, prompt: Prompt, completions: Sequence[Completion], found: EpisodeBreach) -> bool:
-    """Return whether fresh jails agree on a breach, and the contract is the run's. Blocks."""
+    """Return whether fresh jails agree on a breach. Blocks.
+
+    Their contract must be the run's.
+    """
     try:
         for _ in range(FRESH):
             run.renew()
@@ -178,7 +184,7 @@ def is_proven(run: Run, prompt: Prompt, completions: Sequence[Completion], found
 
 
 def responder(run: Run, prompts: Sequence[Prompt]) -> Respond | None:
-    """Return what answers turns of these prompts; None in a run without an environment."""
+    """Return the responder to turns of these prompts; None without environment."""
     return None if run.turn_rules is None else EpisodeSource(run, prompts).respond
 
 
@@ -205,7 +211,10 @@ def scorable(run: Run, prompt: Prompt, draws: Sequence[Draw]) -> Sequence[Scorab
 
 
 def episodes_of(run: Run, prompt: Prompt, completions: Sequence[Completion]) -> list[list[Turn]]:
-    """Return the turns of own completions; raise `ContractError` if replies do not repeat."""
+    """Return the turns of own completions.
+
+    Raise `ContractError` if the replies do not repeat.
+    """
     replay = EpisodeReplay(run, prompt, completions)
     if (found := replay.breach()) is not None:
         raise ContractError(

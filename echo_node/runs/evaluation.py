@@ -46,7 +46,7 @@ def held_out_keys(run: Run, prompts: int) -> list[bytes]:
 
 
 def held_out_prompts(run: Run, prompts: int) -> list[HeldOutPrompt]:
-    """Return distinct held-out prompts, fewer than asked for where the run has no more."""
+    """Return distinct held-out prompts, at most as many as the run has."""
     found: dict[bytes, HeldOutPrompt] = {}
     for keys in _chunks(held_out_keys(run, _TRIES * prompts), max(prompts, AT_ONCE)):
         for key, (prompt, ids) in zip(keys, run.prompts(keys, held_out=True), strict=True):

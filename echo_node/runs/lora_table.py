@@ -32,7 +32,7 @@ class LoraTable(BaseModel):
         return self.norm or 4 * math.sqrt(self.rank / 3)
 
     def make_folder(self, base: Path, to: Path, seed: bytes, progress: Progress) -> Path:
-        """Write the model's folder of the run: the base, and the adapter that it begins with."""
+        """Write the run's model folder: the base, and the first adapter."""
         targets = tuple(sorted(set(self.targets))) or all_linear(base_shapes(base))
         settings = AdapterSettings(self.rank, self.alpha or 2.0 * self.rank, targets)
         return make_adapter_folder(base, to, settings, seed, progress)

@@ -1,4 +1,4 @@
-"""Download a run from peers: data set, the model's small files, the newest weights.
+"""Download a run from peers: data set, small model files, newest weights.
 
 Every file is checked against the hash in the manifest, and the weights against the chain of
 signed heads, whose first state the manifest names. What has arrived is kept, so a second start
@@ -83,9 +83,9 @@ async def download_run(
     allowance: ResourceLimits = EVERYTHING,
     on_progress: ProgressCallback = lambda _now: None,
 ) -> Path:
-    """Download the run's model into `folder`/model, and its weights into a store beside it.
+    """Download the run's model into `folder`/model and its weights beside it.
 
-    Retries until both are there.
+    The weights go into a store. Retries until both are there.
     """
     await download_data_and_code(
         network, manifest.message, folder, allowance=allowance, on_progress=on_progress

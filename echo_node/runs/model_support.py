@@ -1,6 +1,6 @@
-"""Engine classes that can run a model at the lengths of a run; others are refused by name.
+"""Engine classes that can run a model at a run's lengths.
 
-Only config.json is read: no engine is made.
+Others are refused by name. Only config.json is read: no engine is made.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from protocol.manifest import EngineTolerance
 
 
 def check_model(folder: Path, longest: int) -> None:
-    """Refuse a model whose family, or whose positions at sequences of `longest`, are not right."""
+    """Refuse a model whose family, or positions at `longest`, are not right."""
     config = read_config(folder)
     check_family(config)
     check_length(config, longest)

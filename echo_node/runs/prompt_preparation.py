@@ -39,7 +39,7 @@ _AT_ONCE: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The contract of a run with its data, and the limits of its prompts and completions."""
+    """A run's contract with its data, and limits of prompts and completions."""
 
     contract: Contract
     data: bytes | None
@@ -73,7 +73,7 @@ def prepare_prompts(
     progress: Progress,
     note: Callable[[str], None],
 ) -> Prompts:
-    """Load the contract with its data, measure prompts, and leave out those over the limit."""
+    """Load the contract with its data; leave out prompts over the limit."""
     with closing(Tokenizer.from_folder(folder)) as tokenizer:
         measure = Measure(tokenizer, template_of(spec), progress)
         context = context_of(read_model_config(folder))

@@ -103,7 +103,7 @@ def _bare(text: str) -> str:
 
 
 def pasted_link(text: str) -> Link | None:
-    """Parse a pasted link, also without its `echo:`; None if the text is something else."""
+    """Parse a pasted link, also without `echo:`; None if it is something else."""
     if not text.startswith(SCHEME):
         try:
             return Link.parse(SCHEME + text)

@@ -1,4 +1,4 @@
-"""Presence of a role in its run: announce it, serve the manifest, connect to other roles."""
+"""Presence of a role: announce it, serve the manifest, connect to others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPEN: Final = "open"
 async def present_as(
     role: str, run: Run, network: Network, *, needed: Iterable[str], folder: Path | None
 ) -> AsyncGenerator[None]:
-    """Announce a role in the DHT for the block, and stay connected to the roles it needs.
+    """Announce a role in the DHT for the block; stay connected to needed roles.
 
     Trainers and verifiers of the run always have a place among this node's connections. A trainer
     lists the run for strangers while the file `OPEN` is in `folder`.
