@@ -204,14 +204,14 @@ class Run:
         return [reply_of(self.contract, prompt, turns) for prompt, turns in episodes]
 
     def turn_text(self, prompt: Prompt, ids: NDArray[np.int64]) -> str:
-        """Return the text of a turn as the environment reads it: without its end, or a thought."""
+        """Return a turn's text for the environment, without end token or thought."""
         text = self.tokenizer.decode(ids, self.limits.end_tokens)
         if not self.manifest.template.thinking:
             return text
         return answer_of(text, opened=self.chat_prompts.opens_thought(prompt)) or ""
 
     def reply_ids(self, prompt: Prompt, text: str, *, ended: bool) -> NDArray[np.int64]:
-        """Return the token ids of a reply; `ended` says that its turn's end token was drawn."""
+        """Return the token ids of a reply; `ended`: its turn's end token was drawn."""
         return self.turn_template(prompt).ids(text, ended=ended)
 
     def turn_template(self, prompt: Prompt) -> TurnTemplate:
@@ -244,11 +244,11 @@ class Run:
             self.contract.sandbox.renew()
 
     def score(self, prompt: Prompt, ids: NDArray[np.int64]) -> Score:
-        """Score a completion; the run's end token, if it is the last, is no part of the answer."""
+        """Score a completion; a last end token is no part of the answer."""
         return self.scores(prompt, [ids])[0]
 
     def scores(self, prompt: Prompt, completions: Sequence[Scorable]) -> list[Score]:
-        """Score completions of a prompt; one that crashes its scorer gets the lowest score.
+        """Score completions of a prompt; one that crashes its scorer scores lowest.
 
         A completion is its ids, or with an environment its turns.
         """
@@ -285,7 +285,10 @@ class Run:
         return self.results(prompt, completions)
 
     def files(self) -> dict[bytes, InFile]:
-        """Return the model's small files, data set and wheels by hash, to serve to newcomers."""
+        """Return the files to serve to newcomers by hash.
+
+        They are the model's small files, the data set and the wheels.
+        """
         found = {file.blob: InFile(self.folder / file.name, file.size) for file in self.manifest.model.files}
         if self.manifest.model.adapter is not None:
             found |= base_files(self.folder)
@@ -337,7 +340,10 @@ def _data_file(message: Manifest, path: Path, part: Part) -> DataFile | None:
 def _load_contract(
     message: Manifest, data: DataFile | None, wheels: Path | None, require: Sequence[str] | None
 ) -> Contract:
-    """Load the contract, in a jail with these layers or, for its author, in this process."""
+    """Load the contract in a jail with these layers.
+
+    Its author loads it in this process.
+    """
     named = message.contract
     if named.wheel is None and not is_built_in(named.name, named.version):
         entry_of(named.name, named.version)  # an error of its own where it is not installed
@@ -392,7 +398,10 @@ JOINS: Final = Joins(per_address=256, total=6_000)
 
 
 def read_model(folder: Path) -> State:
-    """Return what is trained of a Hugging Face folder, mapped: its adapter, or all weights."""
+    """Return the trained tensors of a Hugging Face folder, mapped.
+
+    They are those of its adapter, or all weights.
+    """
     return from_mapped(map_weights(folder))
 
 
@@ -425,11 +434,11 @@ def draft(
     turns: Turns | None = None,
     adapter_norm: float | None = None,
 ) -> bytes:
-    """Seal a manifest for a model's folder and a contract; electors default to `usual_electors`.
+    """Seal a manifest for a model's folder and a contract.
 
-    `pure` says that the contract passed the purity test, so that samplers claim rewards; `wheels`
-    are the code of a contract that is not built in. With `adapter_norm` the folder is that of an
-    adapter, and alone trained.
+    Electors default to `usual_electors`. `pure` says that the contract passed the purity test, so
+    that samplers claim rewards; `wheels` are the code of a contract that is not built in. With
+    `adapter_norm` the folder is that of an adapter, and alone trained.
     """
     check_ranges(algorithm)
     manifest = Manifest(

@@ -1,4 +1,4 @@
-"""Run spec: from a short TOML file to a sealed manifest, and from its name to an open run.
+"""Run spec: from a TOML file to a sealed manifest, from a name to an open run.
 
     RUN/run.toml        the file as it was used, with every default written out
     RUN/manifest        the sealed manifest; its hash is the run's id
@@ -155,7 +155,7 @@ class JoinsTable(BaseModel):
 
 
 class TermsTable(BaseModel):
-    """Replacement of a silent leader. With three or more electors it needs no operator."""
+    """Replacement of a silent leader; automatic with three or more electors."""
 
     model_config = _STRICT
 
@@ -184,7 +184,10 @@ class EngineTable(BaseModel):
 
 
 class RunSpec(BaseModel):
-    """The operator's settings of a run. Keys are peer ids, as `echo-node keys show` prints them."""
+    """The operator's settings of a run.
+
+    Keys are peer ids, as `echo-node keys show` prints them.
+    """
 
     model_config = _STRICT
 

@@ -62,7 +62,10 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Read tokenizer.json and, if present, tokenizer_config.json and chat_template.jinja."""
+        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja.
+
+        The last two are optional.
+        """
         with boundary(
             StoreError, f"reading the tokenizer of {folder}", advice="fetch the model's files again"
         ):
@@ -79,7 +82,10 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        """Return the ids of a text and no others; names of special tokens become those tokens."""
+        """Return the ids of a text, without added ones.
+
+        Names of special tokens become those tokens.
+        """
         with boundary(ContractError, "turning a text into tokens of this model"):
             return np.array(self._words.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 

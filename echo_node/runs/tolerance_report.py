@@ -20,7 +20,7 @@ _WORDS: Final = {
 
 
 def describe_tolerances(engines: Sequence[EngineTolerance]) -> str:
-    """Return one line: the bounds of each class that differ from the known ones, and those."""
+    """Return one line: class bounds that differ from the known ones, and those."""
     parts = []
     same = []
     for each in engines:

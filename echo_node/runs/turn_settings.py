@@ -1,4 +1,4 @@
-"""The table `[turns]` of a run's file: limits of an environment, measured if left out."""
+"""Table `[turns]` of a run's file: environment limits, measured by default."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def choose_turns(
 def _measured(
     contract: Contract, prompts: Sequence[Prompt], tokenizer: Tokenizer, around: TurnTemplate, most: int
 ) -> tuple[int, int]:
-    """Return the longest turn of the contract's own play, and the most tokens of replies."""
+    """Return the longest turn and the most reply tokens of the contract's own play."""
     turn = reply = 1
     for prompt in prompts:
         turns, _ = play(contract, prompt, script_of(own_answer(contract, prompt, most)))

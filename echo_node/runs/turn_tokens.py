@@ -46,7 +46,10 @@ class TurnTemplate:
         return found
 
     def text(self, ids: Ids, *, ended: bool) -> str:
-        """Return the text within a reply's ids; of what only a named sampler can have computed."""
+        """Return the text within a reply's ids.
+
+        It is for replies that only a named sampler can have computed.
+        """
         whole = self.tokenizer.decode(ids, ())
         return whole.removeprefix(self.after_end if ended else self.opening).removesuffix(self.closing)
 
