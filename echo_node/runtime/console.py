@@ -1,4 +1,4 @@
-"""Terminal output with control characters escaped, and paths as options of a command.
+"""Terminal output with control characters escaped, and path options.
 
 Paths and peers choose text that could move the cursor or forge a line.
 """

@@ -97,7 +97,7 @@ async def until_stop_signal(first: Callable[[], object] | None = None) -> AsyncG
 
 
 def command_name() -> str:
-    """Return the command that starts this program: its name if it is on the path, else its path."""
+    """Return the command of this program: its name if on the path, else its path."""
     if shutil.which(_NAME) is not None or Path(sys.argv[0]).name != _NAME:
         return _NAME
     way = Path(sys.argv[0])
@@ -138,13 +138,16 @@ def _stopped(name: str) -> NoReturn:
 
 
 def _first(group: BaseExceptionGroup[EchoError]) -> EchoError:
-    """Return the first error of a group: tasks that fail together mostly share one cause."""
+    """Return the first error of a group; joint failures mostly share one cause."""
     inner = group.exceptions[0]
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 def _full_disk(error: EchoError) -> StoreError | None:
-    """Return a `StoreError` for a full disk, which is no bug; often the output goes there."""
+    """Return a `StoreError` for a full disk, which is no bug.
+
+    Often the output goes to that disk.
+    """
     cause = error.__cause__
     if not (isinstance(error, DefectError) and isinstance(cause, OSError) and cause.errno in _FULL):
         return None

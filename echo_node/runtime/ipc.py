@@ -119,7 +119,7 @@ class Pipe:
         return self._inbox.popleft()
 
     def expect(self, seconds: float | None) -> Message:
-        """Return the next message, or raise `PipeSilentError` if it is not complete in time."""
+        """Return the next message; raise `PipeSilentError` if incomplete in time."""
         message = self.receive(seconds)
         if message is None:
             raise PipeSilentError(f"no complete message came within {seconds:g} seconds")
@@ -175,7 +175,7 @@ class Pipe:
             self._receive_some()
 
     def _receive_some(self) -> bool:
-        """Read available bytes up to the end of one message; return whether there were any."""
+        """Read available bytes, at most one message; return whether there were any."""
         target = memoryview(self._length if self._body is None else self._body)
         try:
             count = self._end.recv_into(target[self._filled :])
@@ -217,7 +217,10 @@ def encode(message: Message, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
 
 
 def decode(body: bytes | bytearray) -> Message:
-    """Return the message in `body` (no length prefix): a map of plain values with a `kind`."""
+    """Return the message in `body`: a map of plain values with a `kind`.
+
+    There is no length prefix.
+    """
     try:
         message = msgpack.unpackb(
             body, strict_map_key=True, max_array_len=_MAX_ITEMS, max_map_len=_MAX_ITEMS, max_ext_len=0

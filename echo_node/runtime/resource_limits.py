@@ -55,9 +55,9 @@ EVERYTHING: Final = ResourceLimits()
 
 
 async def watch_disk(gate: PauseGate, size: Callable[[], int], limits: ResourceLimits) -> None:
-    """Close the gate while the state folder is larger than --max-disk, until cancelled.
+    """Close the gate while the state folder is larger than --max-disk.
 
-    `size` returns the folder's bytes, and runs in a thread.
+    Runs until cancelled. `size` returns the folder's bytes, and runs in a thread.
     """
     while limits.disk is not None:
         taken = await run_abandonable(size)

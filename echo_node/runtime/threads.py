@@ -13,7 +13,10 @@ T = TypeVar("T")
 
 
 async def run_abandonable(work: Callable[[], T]) -> T:
-    """Run `work` in a thread that is abandoned on cancellation; it must touch nothing shared."""
+    """Run `work` in a thread that is abandoned on cancellation.
+
+    It must touch nothing shared.
+    """
     found: T = await trio.to_thread.run_sync(work, abandon_on_cancel=True)  # type: ignore[call-arg] # libp2p's old stubs
     return found
 
@@ -53,7 +56,7 @@ async def run_stoppable(work: Callable[[Callable[[], bool]], T]) -> T:
 
 @asynccontextmanager
 async def enter_in_thread(manager: AbstractContextManager[T]) -> AsyncGenerator[T]:
-    """Enter a context manager in a thread, since that is slow, and leave it in this one."""
+    """Enter a slow context manager in a thread, and leave it in this one."""
     value = await run_abandonable(manager.__enter__)
     with ExitStack() as stack:
         stack.push(manager.__exit__)
