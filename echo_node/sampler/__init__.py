@@ -1,1 +1,1 @@
-"""The sampler: slots in, sealed groups out. It never imports the trainer or the verifier."""
+"""Sampler role: from slots to sealed groups."""

@@ -1,4 +1,4 @@
-"""Delivery of groups to the leader: on disk first, then resent until a receipt names them.
+"""Delivery of groups to the leader: kept on disk, resent until a receipt.
 
 An acknowledged group is kept until it is stale, since a new leader may not have it; a stale group
 is not sent again. After a restart everything still fresh is resent, and slot numbers continue. A
@@ -52,7 +52,7 @@ FULL_SECONDS: Final = 60.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Posted:
-    """A group in the outbox: its head, its slot, and its blob if it is sent by reference."""
+    """A group in the outbox: head, slot, and blob if sent by reference."""
 
     head: bytes
     slot: int
@@ -139,7 +139,7 @@ class GroupDelivery:
         return max((until for under, until in self._announcements.values() if under == head), default=0)
 
     async def announce(self, head: bytes, slots: range) -> None:
-        """Announce slots that are about to be drawn, as far as they were not announced yet.
+        """Announce slots that are about to be drawn, each once.
 
         The announcement is on its way while they are drawn, so nothing waits for it. After a
         restart slots that were announced and not posted are drawn again, and are the same.
@@ -189,7 +189,7 @@ class GroupDelivery:
             await self._on_receipt(receipt.message)
 
     async def _as_sent(self, group: RolloutRecord) -> tuple[bytes, bytes | None]:
-        """Return the group's bytes, or if they are too long a reference and the stored blob."""
+        """Return the group's bytes, or a reference and the stored blob if too long."""
         sealed = group.sealed
         if sealed is None:
             raise DefectError("a group without its bytes came to be delivered")
@@ -241,7 +241,7 @@ class GroupDelivery:
         await self.settle(receipt)
 
     async def _follow_chain(self) -> None:
-        """Resend to the new leader of each term, and drop groups that a new head makes stale."""
+        """Resend to the new leader of each term; drop groups that became stale."""
         head: Opened[WeightsHead] | None = None
         while True:
             before, head = head, await self._chain.wait_for_newer(head.id if head else None)
@@ -257,6 +257,9 @@ class GroupDelivery:
             await self._drop(old | past)
 
     def _is_stale(self, head: bytes, step: int) -> bool:
-        """Return whether a group is too old; an unknown head is old, or lost to a new term."""
+        """Return whether a group is too old.
+
+        An unknown head is old, or was lost to a new term.
+        """
         drawn_under = self._chain.find(head)
         return drawn_under is None or step - drawn_under.message.step > self._staleness

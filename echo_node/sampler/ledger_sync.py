@@ -79,7 +79,10 @@ class LedgerSync:
         await self._write(write)
 
     async def receipt(self, receipt: Receipt) -> None:
-        """Record the leader's receipt; groups of others are not in the ledger and are skipped."""
+        """Record the leader's receipt, skipping groups that are not in the ledger.
+
+        Those are of other samplers.
+        """
 
         def write() -> None:
             with self._ledger.transaction():

@@ -80,7 +80,7 @@ Post: TypeAlias = Callable[[Sequence[RolloutRecord]], Awaitable[None]]
 
 @dataclass(slots=True)
 class _Place:
-    """Progress under one head: the next slot, and slots that were begun and not posted."""
+    """Progress under one head: the next slot, and slots begun and not posted."""
 
     head: Opened[WeightsHead]
     slot: int
@@ -278,7 +278,10 @@ class SamplerLoop:
     async def _draw_in_tries(
         self, head: Opened[WeightsHead], draw: Callable[[Callable[[], bool]], None]
     ) -> EchoError | ProtocolError | None:
-        """Draw, again if the engine dies. Return the error, so that what has ended is posted."""
+        """Draw, again if the engine dies; return the error.
+
+        It is not raised, so that completed groups are posted.
+        """
         for tries_left in reversed(range(TRIES)):
             try:
                 if self._engine.loaded != head.id:
@@ -419,7 +422,10 @@ class SamplerLoop:
         return is_newest and is_led and self._gate.is_open and self.send_rate.is_open
 
     def _refill(self) -> int:
-        """Return how many slots to begin at once: those of about a second, so few wait for rows."""
+        """Return how many slots to begin at once: about a second's worth.
+
+        So few wait for rows.
+        """
         each = self._throughput.seconds_per_group or 0.0
         return min(self._slots, max(1, int(REFILL_SECONDS / each))) if each else 1
 
@@ -455,7 +461,10 @@ class SamplerLoop:
 
     @asynccontextmanager
     async def _in_flight(self, head: Opened[WeightsHead]) -> AsyncGenerator[Callable[[], Update | None]]:
-        """Pull newer weights during the block, for running completions, if the run allows it."""
+        """Pull newer weights during the block for running completions, if allowed.
+
+        The run's manifest allows it or not.
+        """
         if not self._run.manifest.sync.in_flight:
             yield no_news
             return

@@ -1,4 +1,4 @@
-"""Groups that the leader requests in sequential mode, handed out part by part as they end.
+"""Groups requested by the leader in sequential mode, served in parts.
 
 There is one request at a time: a new one replaces the last. Draws are fixed by the slots, so a
 request that was lost in a restart is filled again, without the slots that the leader has.
@@ -37,7 +37,7 @@ Fill = Callable[
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One request: its slots, and the groups that have ended and were not delivered yet."""
+    """One request: its slots, and ended groups that were not delivered yet."""
 
     head: Opened[WeightsHead]
     request: RolloutRequest
@@ -133,7 +133,7 @@ class RequestedGroups:
         self._news.notify()
 
     async def _as_sent(self, job: _Job, group: RolloutRecord) -> bytes:
-        """Return the group's bytes, or if they are too long a reference to the stored blob."""
+        """Return the group's bytes, or a reference to its blob if too long."""
         sealed = group.sealed or b""
         if len(sealed) <= INLINE_BYTES:
             return sealed

@@ -1,4 +1,4 @@
-"""Rollouts: prompts from the contract, draws from the engine, sealed trajectory groups."""
+"""Rollouts: contract prompts and engine draws into sealed groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class _OpenGroup:
 
 
 class Rollout:
-    """Generator of one sampler's groups; the engine must have the weights of the head loaded."""
+    """Generator of one sampler's groups.
+
+    The engine must have the weights of the head loaded.
+    """
 
     def __init__(self, run: Run, identity: Identity, engine: Engine) -> None:
         self._run = run

@@ -56,11 +56,11 @@ class SendRate:
             self._ahead += len(groups) * (self._luck.uniform(0.75, 1.25) if self._luck else 1.0)
 
     def requested(self, groups: list[bytes]) -> None:
-        """Record groups that the leader requested: answers are counted, the rate is unaffected."""
+        """Record requested groups: answers are counted, the rate is unaffected."""
         self._remember(groups)
 
     def receipt(self, receipt: Receipt) -> None:
-        """Apply a receipt: the rate, and the answers to own groups among all that it names."""
+        """Apply a receipt: the wanted rate, and the answers to own groups."""
         self._catch_up()
         if (receipt.term, receipt.version) >= self._newest:  # anybody may replay an old one
             self._newest = (receipt.term, receipt.version)

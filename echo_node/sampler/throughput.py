@@ -1,4 +1,4 @@
-"""Throughput monitor: time per engine call against the time until its groups are stale."""
+"""Throughput monitor: time per engine call against time until staleness."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ThroughputMonitor:
         self._last: tuple[int, float] | None = None
 
     def record_call(self, groups: int, seconds: float, longest: float | None = None) -> None:
-        """Record an engine call that made this many groups so far, one of them in `longest`."""
+        """Record an engine call: groups so far, seconds, and `longest` of one group."""
         longest = seconds if longest is None else longest
         self._call_seconds = _blend(self._call_seconds, longest, first=self._calls == 0)
         self._group_seconds = _blend(self._group_seconds, seconds / max(groups, 1), first=self._calls == 0)
