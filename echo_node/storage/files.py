@@ -98,7 +98,10 @@ def read_whole(path: Path, most: int) -> bytes:
 
 
 def allocate(handle: int, size: int) -> None:
-    """Reserve disk space now: writing a mapped file without space would kill the process."""
+    """Reserve disk space now.
+
+    Writing to a mapped file without space would kill the process.
+    """
     os.ftruncate(handle, size)
     if size:
         os.posix_fallocate(handle, 0, size)

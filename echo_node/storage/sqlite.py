@@ -138,7 +138,7 @@ def _connect_read_only(path: Path, spec: DatabaseSpec) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, spec: DatabaseSpec) -> None:
-    """Check the marks of a file, or make its tables, and run the migrations that it lacks."""
+    """Check a file's marks, or create its tables; run missing migrations."""
     mark, version, tables = (connection.execute(each).fetchone()[0] for each in (*_MARKS, _TABLES))
     if (mark, version, tables) != (0, 0, 0):
         # A file without a mark may have been cut off between its tables and its version.

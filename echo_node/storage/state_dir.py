@@ -163,7 +163,7 @@ def format_of(path: Path) -> int | None:
 def migrate(
     path: Path, table: Mapping[int, Callable[[Path], None]] = MIGRATIONS, newest: int = FORMAT
 ) -> None:
-    """Migrate the folder to the newest format, step by step; an interrupted one resumes."""
+    """Migrate the folder to the newest format step by step, resumably."""
     for number in range(_format(path, newest), newest):
         with boundary(
             StoreError, f"bringing {path} from the format {number} to {number + 1}", advice=_ADVICE
@@ -201,7 +201,7 @@ def _is_unmarked(path: Path) -> bool:
 
 
 def _mark(mark: Path) -> None:
-    """Write the format to disk before anything else, so that an interrupted start can repeat."""
+    """Write the format mark first, so that an interrupted start can repeat."""
     with mark.open("w") as file:
         file.write(f"{FORMAT}\n")
         file.flush()
