@@ -1,4 +1,4 @@
-"""Evaluations of versions on held-out prompts: the record, its file, and the best one."""
+"""Evaluations of versions on held-out prompts: record, file, best one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_BYTES: Final = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Mean reward of one version, with its standard error and the settings of its decoding."""
+    """Mean reward of one version, with standard error and decoding settings."""
 
     version: int
     step: int
@@ -71,9 +71,10 @@ def read_evaluations(folder: Path) -> list[Evaluation]:
 
 
 def best_of(found: Iterable[Evaluation], decoding: tuple[float, int] | None = None) -> Evaluation | None:
-    """Return the evaluation with the highest reward, the earliest of equals; None if there is none.
+    """Return the evaluation with the highest reward, the earliest of equals.
 
-    Only those with the given decoding are compared, by default that of the newest version.
+    None if there is none. Only those with the given decoding are compared, by default that of the
+    newest version.
     """
     rows = sorted(found, key=lambda each: each.version)
     if not rows:

@@ -1,4 +1,4 @@
-"""Events of a node: text for people or JSON lines for programs, kept in its snapshot."""
+"""Events of a node: text for people, JSON lines for programs, snapshot."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def warn_if_alone(network: Libp2pNetwork, events: Events) -> None:
 
 
 async def report_mutes(muted: Callable[[], Mapping[bytes, Mute]], events: Events) -> None:
-    """Emit an event for each peer that this node mutes, once for as long as the mute lasts."""
+    """Emit one event per mute of a peer by this node."""
     before: frozenset[bytes] = frozenset()
     while True:
         await trio.sleep(PROGRESS_SECONDS)
@@ -131,7 +131,10 @@ class Reporting(Protocol):
 
 
 async def report_progress(node: Reporting, network: Libp2pNetwork, events: Events) -> None:
-    """Emit progress whenever it changes, as text less often, and once that the node has joined."""
+    """Emit progress when it changes, and once that the node has joined.
+
+    As text it comes less often.
+    """
     before: dict[str, Any] = {}
     joined = too_slow = unhelped = failing = False
     alone = 0

@@ -62,7 +62,7 @@ class TensorBoardWriter:
 
 
 class _Tracker:
-    """Exporter for trackio and wandb, which share the interface `init`, `log`, `finish`."""
+    """Exporter for trackio and wandb: both have `init`, `log` and `finish`."""
 
     def __init__(self, package: str, run: str, **options: Any) -> None:
         self._package = package
@@ -81,7 +81,10 @@ class _Tracker:
         self._number = record.number
 
     def write_evaluation(self, found: Evaluation) -> None:
-        """Log under the last step, since a tracker takes no earlier one; the figures name it."""
+        """Log an evaluation under the last step; its figures name its own step.
+
+        A tracker takes no earlier step.
+        """
         with boundary(StoreError, f"writing to {self._package}"):
             self._run.log(evaluation_figures(found), step=self._number)
 

@@ -37,7 +37,7 @@ class RoleReport:
         return {**self.reputation.mutes(), **network.mutes()}
 
     def peers(self, own_key: bytes, manifest: Manifest, network: Network) -> list[dict[str, Any]]:
-        """List the peers of the run: this node, the manifest's keys, samplers, connections."""
+        """List the run's peers: this node, manifest keys, samplers, connections."""
         members, connected, mutes = self.members(), network.peers(), self.mutes(network)
         roles = dict.fromkeys(members, "sampler") | {own_key: self.role}
         roles |= dict.fromkeys(manifest.verifiers, "verifier") | dict.fromkeys(manifest.trainers, "trainer")

@@ -58,7 +58,7 @@ _DATABASE: Final = DatabaseSpec(
 
 
 class StepDb:
-    """Writer of one database file; a step that is written again replaces the earlier row."""
+    """Writer of one database file; a rewritten step replaces its earlier row."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
