@@ -76,7 +76,7 @@ class BatchScorer:
         return reasons
 
     async def _check_contested(self) -> None:
-        """Look at groups that a lone verifier condemned: the own finding settles the dispute."""
+        """Check groups that a lone verifier condemned, which settles the dispute."""
         for _ in range(CONTESTED_PER_STEP):
             if (group := self._policy.next_contested()) is None:
                 return
@@ -100,7 +100,10 @@ class BatchScorer:
         scored: tuple[RolloutRecord, ...],
         left_out: dict[bytes, str],
     ) -> tuple[tuple[RolloutRecord, ...], dict[bytes, str]]:
-        """Condemn groups that lie about rewards or replies; drop what else their samplers sent."""
+        """Condemn groups that lie about rewards or replies.
+
+        All else that their samplers sent is dropped.
+        """
         bad = await self._apply([self._policy.condemn(*lie) for lie in lies], scored)
         return tuple(group for group in scored if group.id not in bad), left_out | bad
 
@@ -129,7 +132,7 @@ class BatchScorer:
     def _score(
         self, groups: Sequence[RolloutRecord]
     ) -> tuple[tuple[RolloutRecord, ...], dict[bytes, str], list[tuple[RolloutRecord, str]]]:
-        """Return scored groups, those left out and why, and proven lies with their reasons.
+        """Return scored groups, left-out ones with reasons, and proven lies.
 
         Blocks while the contract runs: call it in a thread.
         """

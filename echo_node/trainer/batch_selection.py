@@ -57,7 +57,7 @@ class Entry:
         return False
 
     def is_young(self, _sampler: bytes) -> bool:
-        """Return whether a key is not proven yet; young keys together count as one sampler."""
+        """Return whether a key is unproven; all such keys count as one sampler."""
         return False
 
     def weight(self, _sampler: bytes) -> float:
@@ -66,7 +66,7 @@ class Entry:
 
 
 class _BatchBuilder:
-    """A batch being filled, with the room left for classes, unverified and young groups."""
+    """A batch being filled, with room left by class, for unverified and young."""
 
     def __init__(self, count: int, entry: Entry, shares: ClassShares) -> None:
         self._count = count

@@ -1,4 +1,4 @@
-"""Disputes: samplers that one of several verifiers has condemned, until it is settled.
+"""Open disputes: samplers that a single verifier has condemned.
 
 A single verifier may be wrong, or lie. While its condemnation stands alone, the sampler's groups
 count only once another verifier or the trainer itself has found them honest, and the trainer looks
@@ -35,7 +35,7 @@ class _Dispute:
 
 
 class Disputes:
-    """Open disputes by sampler, and verifiers that were overturned. `own` is the trainer's key."""
+    """Open disputes by sampler, and overturned verifiers; `own` is our key."""
 
     def __init__(self, own: bytes, verifiers: frozenset[bytes]) -> None:
         self._own = own
@@ -54,7 +54,7 @@ class Disputes:
         return sampler in self._open
 
     def vouches(self, sampler: bytes, honest: set[bytes]) -> bool:
-        """Return whether somebody who did not accuse a disputed sampler found a group honest."""
+        """Return whether anyone but the accusers found a group honest."""
         dispute = self._open.get(sampler)
         return dispute is None or bool(honest - dispute.accusers)
 

@@ -34,7 +34,7 @@ _CODE: Final = ("engine", "trainer", "models")
 def dry_run(
     manifest: Manifest, folder: Path, state: Path, *, progress: Progress = no_progress
 ) -> tuple[str, ...]:
-    """Take a model through a training step and all engines of a run; refuse it if they differ.
+    """Try a model in a training step and all engines; refuse it if they differ.
 
     Return the engine classes that were not tried, since their packages are not installed here.
     """
@@ -98,7 +98,10 @@ def _run(folder: Path, request: str, progress: Progress) -> dict[str, float]:
 
 
 class _Reader(threading.Thread):
-    """Reads what a process says on standard error, so that it never waits; keeps the end."""
+    """Drain of a process's standard error; keeps the end of it.
+
+    Without it the process would wait on a full pipe.
+    """
 
     def __init__(self, worker: subprocess.Popen[str]) -> None:
         super().__init__(daemon=True)

@@ -36,7 +36,10 @@ def write_cut_model(folder: Path, target: Path) -> None:
 
 @torch.no_grad()
 def draw_weights(model: nn.Module, seed: int = 0) -> None:
-    """Draw weights for a distribution with an opinion; scores and logits reach their soft caps."""
+    """Draw weights with a peaked distribution that reaches the soft caps.
+
+    Both attention scores and logits reach theirs.
+    """
     config: Any = model.config
     draws = torch.Generator().manual_seed(seed)
     norm = 0.0 if config.model_type.startswith("gemma") else 1.0  # the gemmas add 1 themselves
@@ -52,7 +55,7 @@ def draw_weights(model: nn.Module, seed: int = 0) -> None:
 
 
 def kept_layers(patterns: Sequence[Any]) -> list[int]:
-    """Return one full turn of layers and the one after it, or the first and the last ones."""
+    """Return one full period of layers and the next, or the first and last ones."""
     layers = len(patterns)
     for period in range(1, min(layers, _LONGEST_PERIOD) + 1):
         if all(patterns[place] == patterns[place % period] for place in range(layers)):

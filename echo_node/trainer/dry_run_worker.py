@@ -76,9 +76,10 @@ def say(**what: Any) -> None:
 
 
 def try_model(folder: Path, classes: Mapping[str, float], temperature: float) -> dict[str, float]:
-    """Return the mean gap of the trainer and of each engine class, in nats, after a delta too.
+    """Return the mean gap of the trainer and each engine class, in nats.
 
-    `classes` has the mean distance that the run's manifest allows each class.
+    It is measured after a delta too. `classes` has the mean distance that the run's manifest allows
+    each class.
     """
     family = check_family(read_config(folder)).name
     state = from_mapped(map_folder(folder))
@@ -226,7 +227,7 @@ def _requests(limits: SamplingLimits, context: int) -> list[SlotRequest]:
 
 
 def _within(request: SlotRequest, engine: Engine) -> SlotRequest:
-    """Return the request as it fits into an engine whose context is shorter than the model's."""
+    """Return the request cut to an engine's shorter context."""
     room = engine.describe().context
     if room is None or request.prompt.size + request.limits.max_tokens <= room:
         return request

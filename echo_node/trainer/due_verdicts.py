@@ -1,4 +1,4 @@
-"""Verdicts that are due: groups that verifiers drew, and what of their samplers waits for them.
+"""Due verdicts: groups that verifiers drew, and what waits for them.
 
 A verifier says which groups it drew. Until its verdict on one of them has come, neither that group
 nor a later one of its sampler is used on trust: else all that a sampler sends from the moment it

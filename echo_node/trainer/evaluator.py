@@ -36,7 +36,7 @@ MOST_SHOWN: Final = 200
 
 
 class Evaluator:
-    """Evaluations of one trainer. `folder` is where they are kept; without one they are not."""
+    """Evaluations of one trainer, kept in `folder` if there is one."""
 
     def __init__(
         self,

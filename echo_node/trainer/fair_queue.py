@@ -1,4 +1,4 @@
-"""Start-time fair queueing: the order in which samplers' groups are served, by weight.
+"""Start-time fair queueing: order samplers' groups by weight.
 
 Each group has a start tag, its sampler's finish tag so far; the finish tag is 1 / weight later.
 Lowest start tags go first. Tags last from one batch to the next, so that a sampler with a small
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 
 class FairQueue:
-    """Service so far, by account. Accounts that are not ahead of the others are not remembered."""
+    """Service so far by account; accounts that are not ahead are forgotten."""
 
     def __init__(self) -> None:
         self._served = 0.0
@@ -19,7 +19,7 @@ class FairQueue:
         self._finished: dict[bytes, float] = {}
 
     def start_tags(self, accounts: Sequence[bytes], weight: Callable[[bytes], float]) -> list[float]:
-        """Return the start tag of each group, given by its account, in the order of service."""
+        """Return the start tag of each group, by account, in order of service."""
         weights: dict[bytes, float] = {}
         finished: dict[bytes, float] = {}
         tags = []

@@ -88,7 +88,7 @@ class GroupAdmission:
             self.announced.settle(heads)
 
     def _is_vouched(self, envelope: Envelope, judged: RolloutRecord | Refused) -> bool:
-        """Record a group that came; return whether its sampler's standing may speak for it.
+        """Record an arrived group; return whether its sampler's standing vouches.
 
         It must have been announced before, and of a sampler with holes only a share is vouched for.
         """

@@ -1,4 +1,4 @@
-"""Intake of groups: from gossip, deliveries and requests through the checks into the buffer.
+"""Intake of groups from gossip, deliveries and requests into the buffer.
 
 Everything that a group passes before it is part of a batch, built in the order in which the parts
 need one another: verdict policy, buffer, receipts, admission, and the two sources of batches.

@@ -265,10 +265,10 @@ def _geometric_mean(ratio: Tensor, mask: Tensor) -> Tensor:
 
 
 def clamp_mu(mu: Tensor, own: Tensor, current: Tensor | None, gap_cap: Tensor | None) -> Tensor:
-    """Clamp the sampler's log-probabilities to the policy's own ± `gap_cap`, where current.
+    """Clamp sampler log-probabilities to the policy's own ± `gap_cap`.
 
-    Only the version that sampled a completion can correct it: newer weights would erase the
-    importance ratio of honest stale groups.
+    Only groups of the current version are clamped. Only the version that sampled a completion can
+    correct it: newer weights would erase the importance ratio of honest stale groups.
     """
     if current is None or gap_cap is None:
         return mu

@@ -1,4 +1,4 @@
-"""Inventories: list every group that this leader took, and hear which verifiers have seen it.
+"""Inventories: list every group taken, and track which verifiers saw it.
 
 A group comes through many doors: gossip, a delivery, a reference, an answer, the journal. Whatever
 the door, it is listed here, since only what a verifier could draw lots over may be used on trust.
@@ -56,7 +56,7 @@ class _Unseen:
 
 
 class InventoryPublisher:
-    """Lists the groups that a leader took, in a run with verifiers; elsewhere it does nothing."""
+    """Publisher of a leader's inventories; idle in a run without verifiers."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class InventoryPublisher:
         self._taken.discard(group)
 
     async def work(self) -> None:
-        """Publish inventories, serve their groups and hear acknowledgements until cancelled."""
+        """Publish inventories, serve groups, take acknowledgements until cancelled."""
         if not self._is_needed:
             return
         with self._taken.serve(self._network):

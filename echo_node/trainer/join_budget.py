@@ -1,4 +1,4 @@
-"""Budgets for new keys: so many joins in ten minutes from one address, and from all.
+"""Join budgets for new keys: per address and in all, over ten minutes.
 
 Keys are free, addresses are not. Peers behind one IPv4 address or IPv6 /64 share a budget, and a
 /48 has that of a few /64s. The first joins of an address are admitted even when all budgets
@@ -44,7 +44,7 @@ class JoinBudget:
         self._spent: OrderedDict[str, _Spent] = OrderedDict()
 
     def wait(self, address: str | None) -> float:
-        """Return for how many seconds a join from this address must wait; 0 if it may be taken."""
+        """Return the seconds that a join from this address must wait; 0 for none."""
         now, limits = self._clock(), self._limits(address)
         waits = [
             WINDOW_SECONDS * (over / limit)
@@ -70,7 +70,7 @@ class JoinBudget:
             self._spent.popitem(last=False)
 
     def _limits(self, address: str | None) -> dict[str, int]:
-        """Return the budgets that a join from an address is counted in, the narrowest first."""
+        """Return the budgets that count a join from an address, narrowest first."""
         names = list(_buckets(address))
         if names in ([_RELAYED], [_ALL]):
             return {names[0]: self._total}

@@ -1,4 +1,4 @@
-"""Weights in bf16, upcast to float32 layer by layer, for as long as a layer computes.
+"""bf16 weights, upcast to float32 layer by layer while a layer computes.
 
 A module's weights are float32 from the hook before its `forward` to the hook after it. What
 autograd would save of them is the bf16 weight, which is upcast again going backward; so there is
@@ -122,7 +122,7 @@ class _Rows(torch.autograd.Function):
 
 
 def gradient_of(weight: nn.Parameter) -> Tensor:
-    """Return the gradient of a weight, to be added to in place; zeros if there was none."""
+    """Return a weight's gradient for in-place addition; zeros if there is none."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype or weight.dtype)
     return weight.grad

@@ -26,7 +26,10 @@ def split(masters: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def join(values: Tensor, remainders: Tensor) -> Tensor:
-    """Return the float32 masters of values, as bf16 or upcast to float32, and remainders."""
+    """Return the float32 masters of values and remainders.
+
+    Values are bf16, or upcast to float32.
+    """
     if values.dtype == torch.bfloat16:
         bits = values.view(torch.int16).to(torch.int32).bitwise_left_shift_(16)
         return bits.add_(remainders).view(torch.float32)

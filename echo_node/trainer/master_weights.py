@@ -78,7 +78,7 @@ class MasterWeights:
         }
 
     def read_published(self, name: str, start: int, end: int) -> NDArray[np.uint8]:
-        """Return some bytes of a weight as it is published: where it can be, without a copy.
+        """Return some bytes of a published weight, without a copy where possible.
 
         They change with the next update. Only a process that has whole weights has them. Several
         threads may read: on a CPU none of torch's are used, which are the step's.

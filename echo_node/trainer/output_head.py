@@ -39,7 +39,7 @@ class OutputHead(nn.Module):
         """Tokens whose logits exist at a time."""
 
     def forward(self, states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probability and entropy, [N], of targets [N] after hidden states [N, H]."""
+        """Return log-probability and entropy, [N], of targets [N] after states [N, H]."""
         if len(states) <= self.piece:
             return self._measure(states, targets)
         parts = [
@@ -132,7 +132,7 @@ class _Project(torch.autograd.Function):
 
 
 def _product(states: Tensor, weight: Tensor) -> Tensor:
-    """Return states · weightᵀ; a bf16 weight is upcast to float32 in parts that a cache holds."""
+    """Return states · weightᵀ; upcast a bf16 weight in cache-sized parts."""
     if weight.dtype == states.dtype or torch.is_autocast_enabled(states.device.type):
         return nn.functional.linear(states, weight)
     rows = states.flatten(0, -2)
@@ -148,7 +148,7 @@ def _parts(weight: Tensor) -> Iterator[slice]:
 
 
 def _without_body(model: Any) -> Any:
-    """Return a copy of a model that shares all its modules but the body and the last product."""
+    """Return a copy of a model that shares all but the body and last product."""
     if model.base_model is model:
         raise DefectError(f"a {model.config.model_type} model has no body apart from its output head")
     head = copy.copy(model)

@@ -63,7 +63,7 @@ class Policy(nn.Module):
 
 
 def open_model(folder: Path, device: torch.device, *, recompute: bool) -> Any:
-    """Load the model of a folder, in float32, without dropout; refuse one of another family.
+    """Load a folder's model in float32, without dropout; refuse other families.
 
     The base of an adapter, which is not trained, is bf16. With `recompute` only the inputs of each
     block are kept for the backward pass.
@@ -89,7 +89,10 @@ def open_model(folder: Path, device: torch.device, *, recompute: bool) -> Any:
 
 @torch.no_grad()
 def open_adapter(model: Any, folder: Path) -> LoraLayers | None:
-    """Put a folder's adapter into its model, in float32, with its values; None if it has none."""
+    """Put a folder's adapter into its model, with float32 values.
+
+    Return None if it has none.
+    """
     layers = adapt_model(model, folder, torch.float32)
     if layers is None:
         return None

@@ -64,7 +64,7 @@ class Receipts:
             del self._taken[next(iter(self._taken))]
 
     def take_announcement(self, announcement: bytes) -> None:
-        """Answer an announcement of slots that was taken, whatever was said of a copy before."""
+        """Answer a taken slot announcement, overriding the answer to a copy."""
         self._refused.pop(announcement, None)
         if len(self._announced) < MOST_WAITING:
             self._announced[announcement] = None

@@ -1,4 +1,4 @@
-"""Checkpoints of the leader in a standby trainer's folder, from which it takes over."""
+"""The leader's checkpoints in a standby's folder, from which it takes over."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"step-(\d+)\.safetensors")
 
 
 class ReplicatedCheckpoints:
-    """A trainer's folder of checkpoints, filled by itself or by the leader. Methods block."""
+    """A trainer's checkpoint folder, filled by itself or the leader. Blocks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -37,7 +37,7 @@ class ReplicatedCheckpoints:
         self.covered = max(-1, min(version, limits.SAFE_INTEGER))
 
     def remove_after(self, version: int) -> None:
-        """Remove checkpoints of later versions, which a former leader made and the chain lacks."""
+        """Remove later checkpoints, of a former leader, that the chain lacks."""
         for path, _ in self.files():
             try:
                 made = int(read_checkpoint(path).notes.get(HEAD_VERSION, "-1"))

@@ -1,7 +1,8 @@
-"""Rests of samplers that fail in sequential mode: longer with each failure, slowly forgiven.
+"""Rests of samplers that fail in sequential mode.
 
-A failed request costs every other sampler of the step its deadline. So one answer does not clear
-the record: a sampler that answers now and then would make each such step wait for it.
+They get longer with each failure, and are slowly forgiven. A failed request costs every other
+sampler of the step its deadline. So one answer does not clear the record: a sampler that answers
+now and then would make each such step wait for it.
 """
 
 from __future__ import annotations

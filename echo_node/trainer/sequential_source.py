@@ -166,7 +166,10 @@ class _BatchInProgress:
         return ask
 
     def used_slots(self) -> dict[bytes, int]:
-        """Return how many slots each sampler has used; of requests given up, as far as any came."""
+        """Return how many slots each sampler has used.
+
+        Of abandoned requests only those up to the last that came count.
+        """
         return self._used | {ask.sampler: ask.first + max(ask.taken, default=-1) + 1 for ask in self.asks}
 
     def ceiling(self, sampler: bytes) -> float:
@@ -330,12 +333,12 @@ class SequentialSource:
                     )
 
     def _late_at(self, ask: _PendingRequest, filling: _BatchInProgress) -> float:
-        """Return when others are asked for what a sampler has not delivered, by their speed."""
+        """Return when others are asked for a late sampler's slots, by their speed."""
         least = self._spread.least_patience if self._deadlines.is_measured(ask.sampler) else START_SECONDS
         return ask.began + max(least, filling.ceiling(ask.sampler))
 
     def _fails_at(self, ask: _PendingRequest) -> float:
-        """Return when a sampler is left out of the step: by the limits of the run and its speed."""
+        """Return when a sampler is left out of the step, by run limits and speed."""
         whole = ask.began + self._deadlines.seconds(ask.sampler, ask.count)
         return min(whole, ask.progressed + self._deadlines.seconds(ask.sampler, ask.left))
 
@@ -411,7 +414,7 @@ class SequentialSource:
         filling.changed.notify()
 
     async def _read(self, ask: _PendingRequest, part: Sequence[Envelope]) -> list[RolloutRecord]:
-        """Return the groups of a part, fetched where it refers to them: all are good, or none."""
+        """Return the groups of a part, fetched if by reference; all good or none."""
         if any(envelope.signer != ask.sampler for envelope in part):
             raise PeerError("it sent a group of somebody else's")  # before admission fills the other's slot
         if any(map(is_reference, part)):
@@ -460,7 +463,7 @@ class SequentialSource:
         return words
 
     def _needs(self, ask: _PendingRequest) -> float | None:
-        """Return the seconds that a sampler probably still needs, if anything is known of it."""
+        """Return the seconds that a sampler probably still needs; None if unknown."""
         passed = trio.current_time() - ask.began
         if ask.taken:
             return ask.left * (ask.progressed - ask.began) / len(ask.taken)

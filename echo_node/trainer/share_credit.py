@@ -1,4 +1,4 @@
-"""Credit of proven samplers: it decides how the room in a batch is shared among them.
+"""Credit of proven samplers, by which room in a batch is shared.
 
 Credit follows verified groups, not the number of keys. A peer that spreads its work over many keys
 has the same credit in all, because each term of the sum is linear in its groups:
@@ -43,7 +43,7 @@ class ShareCredit:
         self._accounts: OrderedDict[bytes, _Account] = OrderedDict()
 
     def verified(self, sampler: bytes, head: bytes, rate: float, now: float) -> None:
-        """Credit a group that was found honest; `rate` is the chance that it was looked at."""
+        """Credit a group found honest; `rate` is the chance that it was checked."""
         account = self._accounts.setdefault(sampler, _Account(at=now))
         self._accounts.move_to_end(sampler)
         if len(self._accounts) > SAMPLERS:

@@ -108,7 +108,10 @@ class TrainerStatus:
         }
 
     def _classes_in_doubt(self) -> dict[str, int]:
-        """Return how many samplers breached narrowly, by class: its tolerance may be too narrow."""
+        """Return the samplers per class with narrow breaches.
+
+        The tolerance of such a class may be too narrow.
+        """
         members = self._joins.roster().members
         return dict(Counter(each.engine for each in members if each.key in self._policy.doubted))
 

@@ -231,7 +231,7 @@ class TrainStep:
 
     @torch.no_grad()
     def log_probs(self, group: TrainingGroup) -> list[NDArray[np.float32]]:
-        """Return the policy's log-probability of each token of each completion, without a step."""
+        """Return the policy's log-probability of each completion token; no step."""
         found: list[NDArray[np.float32]] = []
         for row in rows_of(group, [0.0] * len(group.rewards), self.settings.row_tokens):
             values, _ = self._policy(pack([row], self._device))
@@ -246,7 +246,7 @@ class TrainStep:
         return shaped_rewards(group.rewards, [len(ids) for ids in group.ids], self.settings.grpo)
 
     def _overlong(self, group: TrainingGroup) -> Sequence[bool]:
-        """Return which completions are left out of the loss because the limit has cut them."""
+        """Return which completions the length limit cut, to leave out of the loss."""
         return group.truncated if self.settings.grpo.overlong_filter else ()
 
     def _rows(self, group: TrainingGroup) -> list[Row]:
@@ -344,9 +344,10 @@ def _training_group(record: RolloutRecord, policy_step: int, settings: StepSetti
 
 
 def _settings_by_name(settings: StepSettings) -> dict[str, Any]:
-    """Return every setting of the step and its loss by name, but those that follow from the run.
+    """Return every chosen setting of the step and its loss by name.
 
-    Spreads, gap caps, the longest completion and the adapter's norm are no choice.
+    Those that follow from the run are left out. Spreads, gap caps, the longest completion and the
+    adapter's norm are no choice.
     """
     values = dataclasses.asdict(settings)
     values |= values.pop("grpo")

@@ -1,4 +1,4 @@
-"""State of a trainer on disk: weights store, journal, checkpoints and step records.
+"""State of a trainer on disk: weights, journal, checkpoints, step records.
 
 Without a folder all of it is temporary, and no checkpoint is written.
 """

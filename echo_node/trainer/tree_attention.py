@@ -1,10 +1,11 @@
-"""Attention over rows of token trees, block by block: no mask as large as a row's square exists.
+"""Blockwise attention over rows of token trees, without a full mask.
 
-Places of a row are in preorder, so the descendants of a place are the places after it up to its
-end: who sees whom follows from one number for each place. Blocks in which nothing is seen are left
-out. Scores of one block exist at a time; going backward they are computed again. Registered with
-transformers by name, so that scaling, soft caps, windows and grouped heads stay each family's own.
-Short rows take a dense mask and torch's kernel; on CUDA long ones take `flex_attention`.
+No mask as large as a row's square exists. Places of a row are in preorder, so the descendants of a
+place are the places after it up to its end: who sees whom follows from one number for each place.
+Blocks in which nothing is seen are left out. Scores of one block exist at a time; going backward
+they are computed again. Registered with transformers by name, so that scaling, soft caps, windows
+and grouped heads stay each family's own. Short rows take a dense mask and torch's kernel; on CUDA
+long ones take `flex_attention`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ EVERYWHERE: Final = 2**31 - 1
 
 
 class Blocks(NamedTuple):
-    """Which blocks have something seen, and which have all of it seen; [rows, queries, keys]."""
+    """Blocks with something seen, and with all seen; [rows, queries, keys]."""
 
     some: Tensor
     all: Tensor
@@ -63,7 +64,7 @@ def tree_masks(config: Any, ends: Tensor, positions: Tensor) -> Any:
 
 
 def seen(ends: Tensor, positions: Tensor, window: int, queries: slice, keys: slice) -> Tensor:
-    """Return [rows, queries, keys]: true where a place has another as its ancestor, or is it."""
+    """Return [rows, queries, keys]: true where a place sees an ancestor or itself."""
     own = torch.arange(queries.start, queries.stop, device=ends.device)[:, None]
     others = torch.arange(keys.start, keys.stop, device=ends.device)
     found = (others <= own) & (own < ends[:, None, keys])
@@ -73,7 +74,7 @@ def seen(ends: Tensor, positions: Tensor, window: int, queries: slice, keys: sli
 
 
 def blocks_of(ends: Tensor, positions: Tensor, window: int, size: int) -> Blocks:
-    """Sort pairs of blocks by what is seen in them; some may be called seen that are not."""
+    """Sort block pairs by what is seen in them; may overstate what is seen."""
     rows, places = ends.shape
     count = -(-places // size)
     tail = count * size - places
@@ -100,7 +101,10 @@ def _dense(ends: Tensor, positions: Tensor, window: int) -> Tensor:
 
 
 def places_mask(ends: Tensor, positions: Tensor, window: int) -> Tensor:
-    """Return ends, positions and window, [rows, 1, places, 3]: a mask has four dimensions."""
+    """Return ends, positions and window as [rows, 1, places, 3].
+
+    A mask has four dimensions.
+    """
     return torch.stack((ends, positions, torch.full_like(ends, window)), dim=-1)[:, None]
 
 
@@ -244,7 +248,7 @@ _LEAST: Final = -1e30
 
 
 class _Work:
-    """Blocks of one call. Query heads that share a key head are laid out as more queries of it."""
+    """Blocks of one call; query heads of one key head become more queries of it."""
 
     def __init__(
         self,
@@ -267,7 +271,7 @@ class _Work:
         return torch.empty((*self._shape[:2], places), dtype=self.dtype, device=self._device)
 
     def pairs(self) -> list[tuple[slice, list[tuple[slice, bool]]]]:
-        """Return blocks of queries, each with the blocks of keys that it sees some or all of."""
+        """Return query blocks, each with the key blocks that it sees in part or whole."""
         places = self._shape[2]
         size = BLOCK if places < LONG else 4 * BLOCK
         blocks = blocks_of(self._ends, self._positions, self._window, size)
@@ -285,7 +289,10 @@ class _Work:
         return values[:, :, block].to(self.dtype)
 
     def grouped(self, values: Tensor, block: slice) -> Tensor:
-        """Return a block of [rows, heads, places, n] as [rows, key heads, group · block, n]."""
+        """Return a block of [rows, heads, places, n] grouped by key head.
+
+        The result is [rows, key heads, group · block, n].
+        """
         part = self.part(values, block)
         return part.reshape(len(part), self._shared, -1, part.shape[-1])
 
@@ -298,7 +305,7 @@ class _Work:
     def scores(
         self, asked: Tensor, own: slice, keys: slice, key: Tensor, *, full: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return scores of a pair of blocks, −∞ where nothing is seen, and the slope of the cap."""
+        """Return a block pair's scores, −∞ where unseen, and the cap's slope."""
         scores = (asked @ self.part(key, keys).mT).mul_(self._scale)
         bend = None
         if self._cap:

@@ -69,7 +69,7 @@ class Branch(NamedTuple):
 
 
 class Row:
-    """The token tree of a prompt, or of several that begin alike, and some completions.
+    """Token tree of one or more prompts that begin alike, and completions.
 
     Places are in order of insertion.
     """
@@ -133,7 +133,7 @@ class Row:
         return place
 
     def preorder(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the place of each token in preorder, and the place after its last descendant."""
+        """Return each token's preorder place, and the place after its descendants."""
         count = len(self)
         sizes = [1] * count
         for place in range(count - 1, 0, -1):  # a parent comes before its children
@@ -257,9 +257,9 @@ class _Bins:
 
 
 def pack(rows: Sequence[Row], device: torch.device) -> PackedRows:
-    """Lay the rows out, each on the first line that has room; lines are as long as the longest row.
+    """Lay rows out, each on the first line with room.
 
-    Padding attends only to itself, and is unseen.
+    Lines are as long as the longest row. Padding attends only to itself, and is unseen.
     """
     bins = _Bins(max(len(row) for row in rows))
     for row in rows:

@@ -41,7 +41,10 @@ class VerdictEnforcer:
         """Groups that left the buffer, by reason; the findings are on disk already."""
 
     def apply(self, consequences: Consequences) -> list[RolloutRecord]:
-        """Remove condemned groups, and all that wait of muted samplers; return the condemned."""
+        """Remove condemned groups and all that wait of muted samplers.
+
+        Return the condemned groups.
+        """
         condemned = self._buffer.remove(consequences.condemned, "condemned")
         self._withdraw(condemned, "condemned")
         if consequences.muted:

@@ -164,7 +164,7 @@ class VerdictPolicy(Entry):
         return Entrance.BOUNDED
 
     def _is_seen(self, known: _Known) -> bool:
-        """Return whether a verifier has seen a group that could have drawn it and been believed."""
+        """Return whether a believed verifier that could have drawn a group saw it."""
         return not known.seen_by.isdisjoint(self._believed)
 
     def _is_held_back(self, known: _Known) -> bool:
@@ -258,9 +258,9 @@ class VerdictPolicy(Entry):
     def acknowledged(
         self, groups: Iterable[bytes], verifier: bytes, drawn: Collection[bytes] = ()
     ) -> list[bytes]:
-        """Record that a verifier drew lots over groups; return those that all present have seen.
+        """Record that a verifier drew lots over groups.
 
-        `drawn` are those that it looks at.
+        Return those that all present verifiers have seen. `drawn` are those that it looks at.
         """
         seen = []
         for group in groups:
@@ -277,9 +277,10 @@ class VerdictPolicy(Entry):
         return seen
 
     def owes_verdict(self, groups: Iterable[bytes], verifier: bytes, drawn: Collection[bytes] = ()) -> bool:
-        """Return whether there are some that a verifier drew, or must have, and has not judged.
+        """Return whether a verifier owes a verdict on any of these groups.
 
-        All of a newcomer's are drawn.
+        It owes one on groups that it drew, or must have drawn, and has not judged. All of a
+        newcomer's are drawn.
         """
         return any(
             verifier not in known.findings and (group in drawn or self.is_young(known.sampler))
@@ -351,7 +352,7 @@ class VerdictPolicy(Entry):
         return max(self._share, rate) if self._policy == "self" else rate
 
     def contest(self, groups: Iterable[RolloutRecord]) -> None:
-        """Keep condemned groups for the trainer's own look, if a lone verifier condemned them."""
+        """Keep groups that a lone verifier condemned, for the trainer's own check."""
         for group in groups:
             if self._check is not None and self.disputes.is_disputed(group.sampler):
                 self._contested[group.id] = group

@@ -1,4 +1,4 @@
-"""Presence of verifiers, as a leader sees it: who is silent counts as absent until it speaks.
+"""Presence of verifiers at a leader; a silent one is absent until it speaks.
 
 A verifier that runs acknowledges every inventory within seconds, whether it has the groups or not,
 and looks at every group of a newcomer that it has acknowledged. One that does neither for long is
