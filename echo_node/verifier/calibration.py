@@ -79,7 +79,7 @@ class Task:
 
     @classmethod
     def of(cls, folder: Path, *, completions: int, tokens: int, temperature: float) -> Task:
-        """Make a task for a model folder; a short context reduces the tokens per completion."""
+        """Make a task for a model folder; a short context means fewer tokens."""
         with boundary(ConfigError, f"reading {folder / 'config.json'}"):
             config = json.loads((folder / "config.json").read_text("utf-8"))
             vocabulary, context = int(config["vocab_size"]), int(config["max_position_embeddings"])
@@ -105,7 +105,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim:
-    """A claimed completion; `logprobs=None` stands for the judge's own, as forgers claim."""
+    """A claimed completion; `logprobs=None` is the judge's own, as forgers claim."""
 
     prompt: Ids
     ids: Ids
@@ -139,7 +139,7 @@ class Calibration:
 
     @property
     def caught(self) -> dict[str, float]:
-        """Share of each forger's completions that the tolerance refuses, each checked alone."""
+        """Return the share of each forger's completions refused, each checked alone."""
         tolerance = Tolerance(self.tolerance)
         return {
             name: sum(tolerance.breach(each) is not None for each in found) / len(found)
@@ -185,7 +185,7 @@ def _heated(request: SlotRequest, factor: float) -> SlotRequest:
 
 
 def _reseeded(claim: Claim, number: int) -> Claim:
-    """Claim other uniforms than the completion was drawn with: best-of-n, copies, no seed."""
+    """Claim other uniforms than were drawn with: best-of-n, copies, no seed."""
     return replace(claim, luck=uniforms(_key("own", number), 0, claim.ids.size), logprobs=None)
 
 
@@ -201,7 +201,7 @@ def _edited(claim: Claim, number: int, vocabulary: int) -> Claim:
 
 
 def calibrate(judge: Engine, drawn: Drawn, limits: SamplingLimits, progress: Progress) -> Calibration:
-    """Score all claims with a judge engine that has the same weights; propose a tolerance."""
+    """Score all claims with a judge of the same weights; propose a tolerance."""
     total = len(drawn.honest) + sum(map(len, drawn.forged.values()))
     done = itertools.count(1)
 
@@ -224,7 +224,10 @@ def calibrate(judge: Engine, drawn: Drawn, limits: SamplingLimits, progress: Pro
 
 
 def propose(engine_class: str, honest: Sequence[Evidence]) -> EngineTolerance:
-    """Return a tolerance with margin that this evidence, singly and summed, does not breach."""
+    """Return a tolerance with margin that this evidence does not breach.
+
+    That holds for each piece of evidence, and for its sum.
+    """
     together = sum(honest, Evidence())
     d_mean = z_mean = gap_most = 0.0
     for each in (*honest, together):
@@ -283,7 +286,7 @@ def round_up(value: float) -> float:
 
 
 def _texts(folder: Path, count: int, vocabulary: int) -> list[Ids]:
-    """Return `count` text prompts, or none if the model's tokenizer cannot encode them."""
+    """Return `count` text prompts, or none if the tokenizer cannot encode them."""
     if not (folder / "tokenizer.json").is_file():
         return []
     tokenizer = Tokenizer.from_folder(folder)

@@ -1,4 +1,4 @@
-"""Narrow breaches of a tolerance that cluster over proven peers of an engine class.
+"""Narrow tolerance breaches that cluster over an engine class's proven peers.
 
 A tolerance that is slightly too narrow for a class looks like many peers that breach it by little.
 So the first narrow breach of a proven peer is left undecided, and once several proven peers of a
@@ -38,7 +38,10 @@ class _Peer:
 
 
 class ClassBreaches:
-    """Honest groups and narrow breaches by class and peer. Times are seconds of one clock."""
+    """Honest groups and narrow breaches by class and peer.
+
+    Times are seconds of one clock.
+    """
 
     def __init__(self) -> None:
         self._peers: OrderedDict[tuple[str, bytes], _Peer] = OrderedDict()
@@ -49,7 +52,7 @@ class ClassBreaches:
         known.honest += 1
 
     def excuses(self, peer: bytes, engine_class: str, over: float, now: float) -> bool:
-        """Record a breach by this multiple of the bound; return whether it is left undecided."""
+        """Record a breach by a multiple of the bound; return if left undecided."""
         known = self._at(peer, engine_class, now)
         if over > NARROW:
             del self._peers[engine_class, peer]
@@ -66,7 +69,7 @@ class ClassBreaches:
         return breached >= FEWEST and breached >= SHARE * proven
 
     def count(self, engine_class: str, now: float) -> tuple[int, int]:
-        """Return how many proven peers of a class breached narrowly, and how many there are."""
+        """Return a class's proven peers with narrow breaches, and all of them."""
         recent = [
             known
             for (name, _), known in self._peers.items()

@@ -21,7 +21,7 @@ RARE: Final = float(np.log(0.1))
 
 @dataclass(frozen=True, slots=True)
 class GapSum:
-    """Log-probability gaps of some tokens: claimed − computed, with and without their sign."""
+    """Log-probability gaps of tokens: claimed − computed, signed and absolute."""
 
     tokens: int = 0
     signed: float = 0.0
@@ -37,7 +37,10 @@ class GapSum:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Sums over tokens: replay distances `d`, `z`, logprob gaps and temperature contrasts."""
+    """Sums over tokens: replay distances `d`, `z`, gaps, temperature contrasts.
+
+    Gaps are those of log-probabilities.
+    """
 
     tokens: int = 0
     d_sum: float = 0.0
@@ -90,10 +93,11 @@ def evidence(
     is_end: NDArray[np.bool_],
     others: tuple[Scores, ...] = (),
 ) -> Evidence:
-    """Compare a prefill's scores with the slot's uniforms (`luck`) and the claimed logprobs.
+    """Compare prefill scores with the slot's uniforms and claimed logprobs.
 
-    `is_end` says which of the tokens are end tokens. `others` are scores of the same tokens at a
-    lower and a higher temperature: a sampler that used one of those has a smaller distance there.
+    The uniforms are `luck`. `is_end` says which of the tokens are end tokens. `others` are scores
+    of the same tokens at a lower and a higher temperature: a sampler that used one of those has a
+    smaller distance there.
     """
     replay = scores.replay(luck)
     gaps = claimed - scores.logprobs

@@ -1,4 +1,4 @@
-"""JSON evidence files of groups found dishonest, so that a verdict can be reviewed.
+"""JSON evidence files of groups found dishonest, for review of a verdict.
 
 Each holds the sealed group, the tolerance, both checks and every scored token, so that a long tail
 of honest figures (one token far off, all log-probabilities right) can be distinguished from

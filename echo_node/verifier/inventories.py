@@ -1,4 +1,4 @@
-"""Inventories of the leader at a verifier: what it has listed, and what was seen of it.
+"""The leader's inventories at a verifier: groups listed, and groups seen.
 
 A group is seen once this verifier has drawn its lot over it. An inventory is acknowledged as soon
 as its groups were looked for, and again whenever fewer of them are lacking. It says which of them
@@ -60,7 +60,7 @@ class InventoryLog:
         return True
 
     def acknowledge(self, inventory: bytes, groups: tuple[bytes, ...]) -> bytes:
-        """Return a sealed acknowledgement, and remember the inventory while groups are lacking."""
+        """Return a sealed acknowledgement; keep the inventory while groups lack."""
         lacking = self.missing(groups)
         self._incomplete.pop(inventory, None)
         if lacking:
@@ -72,7 +72,7 @@ class InventoryLog:
         return seal(ack, self._identity, self._run)
 
     def acknowledge_again(self) -> list[bytes]:
-        """Return acknowledgements of inventories of which fewer groups are lacking than before."""
+        """Return new acknowledgements of inventories that now lack fewer groups."""
         better = {
             inventory: groups
             for inventory, (groups, lacking) in self._incomplete.items()

@@ -1,4 +1,4 @@
-"""Verifier loop: follow the chain, select groups, check them, publish signed verdicts.
+"""Verifier loop: follow the chain, select and check groups, publish verdicts.
 
 Groups that fail the cheap checks of `rollouts.admission` are dropped, since trainers refuse them
 themselves. One group at a time is checked, in a thread.
@@ -239,7 +239,7 @@ class VerifierLoop:
             self._room.release()
 
     async def _fetch(self, leader: bytes, missing: Sequence[bytes]) -> None:
-        """Fetch groups that the leader took from whoever has them, and draw lots over them."""
+        """Fetch groups that the leader took from any holder; draw lots over them."""
         found = await fetch_listed(self._network, self._run, leader, missing)
         self.inventories.counts["fetched"] += len(found)
         if len(found) < len(missing):
@@ -310,7 +310,7 @@ class VerifierLoop:
                 self._sign_verdict(admitted, draw, finding)
 
     def _check(self, admitted: RolloutRecord, plan: AuditPlan, stop: Callable[[], bool]) -> Finding | None:
-        """Check a group alone, with its sampler's earlier groups, and for what was left out."""
+        """Check a group alone, with its sampler's earlier groups, and for omissions."""
         finding = self._recheck.check(admitted, stop)
         if finding is None or finding.breach is not None:
             return finding

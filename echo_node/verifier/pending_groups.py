@@ -1,4 +1,4 @@
-"""Bounded buffer of groups that arrive before the head under which they were drawn.
+"""Bounded buffer of groups that arrive before their head.
 
 A sampler that pulls faster than this verifier is not at fault, and under the quorum policy a step
 would wait for groups that were dropped. The groups are still unchecked.
@@ -23,7 +23,10 @@ BYTES: Final = 32 << 20
 
 
 class PendingGroups:
-    """Pending groups by sampler and arrival; the sampler with most loses its oldest first."""
+    """Pending groups by sampler and arrival.
+
+    The sampler with most loses its oldest first.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -31,7 +31,10 @@ UNDECIDED: Final = "undecided"
 
 
 class EngineSource(Protocol):
-    """Engines with the weights of a given head; `weights.engine_sync.EngineSync` is one."""
+    """Source of engines with the weights of a given head.
+
+    `weights.engine_sync.EngineSync` is one.
+    """
 
     def at(self, head_id: bytes) -> Engine:
         """Return an engine with the weights of a head."""
@@ -76,9 +79,10 @@ class Recheck:
         return second
 
     def result_of(self, group: RolloutRecord) -> str | None:
-        """Return why a group is dishonest, None if it is not, "undecided" or "class-in-doubt".
+        """Return a group's result: a reason, None, "undecided", "class-in-doubt".
 
-        That it cannot be checked here is a fault of this node, and not of the group.
+        A reason says why it is dishonest; None is honest. That it cannot be checked here is a fault
+        of this node, and not of the group.
         """
         try:
             finding = self.check(group)
@@ -93,7 +97,7 @@ class Recheck:
         return breach.reason if breach.sure or breach.reason == CLASS_IN_DOUBT else UNDECIDED
 
     def review(self, group: RolloutRecord, breach: Breach | None, now: float) -> Breach | None:
-        """Return a breach, or an undecided one if the tolerance of its class may be to blame."""
+        """Return a breach, undecided if its class's tolerance may be to blame."""
         engine, peers = group.message.engine, self.class_breaches
         if breach is None:
             peers.honest(group.sampler, engine, now)

@@ -1,4 +1,4 @@
-"""Seed-replay check of a group: prefill its completions, then recompute its rewards.
+"""Seed-replay check of a group: prefill completions, recompute rewards.
 
 Checks go from cheap to expensive and stop at the first breach: long completions are cut into
 pieces, and several short pieces share a forward pass. With an environment, turn after turn: first
@@ -49,7 +49,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Outcome of a check: the breach (None: honest) and the evidence of all checked tokens."""
+    """Outcome of a check: breach (None: honest), evidence of checked tokens."""
 
     breach: Breach | None
     evidence: Evidence
@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredPiece:
-    """A piece token by token: this node's scores, the slot's uniforms, the claimed logprobs."""
+    """A piece per token: own scores, the slot's uniforms, claimed logprobs."""
 
     piece: Piece
     scores: Scores
@@ -141,7 +141,10 @@ class ReplayCheck:
         key: bytes,
         tolerance: Tolerance,
     ) -> Iterator[Evidence]:
-        """Score pieces of one head in one forward pass, plus one per other temperature if wide."""
+        """Score pieces of one head in one forward pass.
+
+        If the tolerance is wide, there is one more per other temperature.
+        """
         engine, limits = self._at(pieces[0].head), self._run.limits
         asked = [_claim(prompt, completions[piece.index].ids, piece) for piece in pieces]
         scores = engine.score_many(asked, limits)
@@ -165,7 +168,10 @@ class ReplayCheck:
         found: Evidence,
         episodes: EpisodeReplay | None,
     ) -> Finding:
-        """Recompute the rewards: last, since only honest tokens are worth the risk of scoring."""
+        """Recompute the rewards, as the last check.
+
+        Only honest tokens are worth the risk of scoring.
+        """
         answers: Sequence[Scorable] = episodes.turns if episodes else [each.ids for each in completions]
         try:
             results = self._run.results(admitted.prompt, answers)
@@ -198,7 +204,7 @@ def _worse(one: Breach | None, other: Breach | None) -> Breach | None:
 
 
 def passes(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pack consecutive pieces of one head into forward passes of at most `PASS` padded tokens."""
+    """Pack consecutive pieces of one head into passes of ≤ `PASS` padded tokens."""
     together: list[Piece] = []
     for piece in pieces:
         longest = max(each.end - each.start for each in [*together, piece])
@@ -215,7 +221,7 @@ def _by_head(
     completions: Sequence[Completion],
     turns: Sequence[Sequence[TurnTokens]] | None = None,
 ) -> Iterator[Piece]:
-    """Yield the pieces of all completions grouped by head, so that weights change rarely.
+    """Yield the pieces of all completions by head, so weights change rarely.
 
     With `turns` of each completion, only what was drawn in those.
     """
@@ -233,7 +239,7 @@ def _by_head(
 
 
 def _cut(whole: Piece) -> Iterator[Piece]:
-    """Cut a stretch into pieces of doubling length, so that a breach ends the check early.
+    """Cut a stretch into pieces of doubling length, to end early at a breach.
 
     They grow because each is scored after a prefill of everything before it.
     """

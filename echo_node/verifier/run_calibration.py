@@ -1,4 +1,4 @@
-"""Calibration of a new run's engine classes on its own model, kept in the model cache.
+"""Calibration of a new run's engine classes on its own model, cached.
 
 Each class that this machine can run draws for some seconds, and the judge's class scores what came.
 The bounds are never below the known ones of the class (`tail_fit`): other machines round otherwise.
@@ -75,7 +75,7 @@ _CODE: Final = ("verifier/calibration.py", "verifier/tail_fit.py", "verifier/tol
 
 @dataclass(frozen=True, slots=True)
 class ClassCalibration:
-    """Bounds of a class, and from how many tokens; of none where the known bounds stay."""
+    """Bounds of a class, and the tokens measured; 0 for the known bounds."""
 
     tolerance: EngineTolerance
     tokens: int = 0
@@ -95,7 +95,7 @@ def calibrate_run(
     seconds: float = SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, ClassCalibration]:
-    """Measure classes of a run's manifest on its model and prompts, or read what was kept.
+    """Measure a manifest's classes on its model and prompts, or read the cache.
 
     `asked` calibrates a model that is larger than `LARGEST` too, if it fits into memory.
     """
@@ -155,7 +155,7 @@ def _measure_all(
     seconds: float,
     clock: Callable[[], float],
 ) -> Iterator[tuple[str, ClassCalibration]]:
-    """Measure classes one after the other, the narrow ones first; each with a part of the time."""
+    """Measure classes in turn, narrow ones first, each with a part of the time."""
     if not floors:
         return
     sampling, model, threads = manifest.sampling, manifest.model, free_cores()
@@ -288,7 +288,7 @@ def _figures(judge: Engine, request: SlotRequest, done: Finished) -> TokenFigure
 
 
 def _read(file: Path, floor: EngineTolerance) -> ClassCalibration | None:
-    """Return what was kept of a class, raised to its floor; None if it must be measured."""
+    """Return a class's cached result, raised to its floor; None to measure."""
     try:
         kept = json.loads(file.read_text("utf-8"))
         bounds = {name: float(kept["tolerance"][name]) for name in _BOUNDS}

@@ -1,4 +1,4 @@
-"""Audit of what a sampler left out: chosen slots, tails and heads, added up over heads.
+"""Audit of what a sampler left out: slots, tails and heads, over all heads.
 
 Draws are fixed by head, key and slot, so a verifier can generate any slot of a sampler: those that
 were announced and never came, those behind the last one, and the first ones of heads under which
@@ -44,7 +44,10 @@ NAMES: Final = ("reward", "spread of rewards", "length")
 
 @dataclass(frozen=True, slots=True)
 class SlotFigures:
-    """Figures of one group: mean reward, standard deviation of the rewards, mean length."""
+    """Figures of one group: mean and deviation of rewards, mean length.
+
+    The deviation is the standard deviation.
+    """
 
     reward: float
     spread: float
@@ -99,7 +102,10 @@ class SelectionAudit:
         return missing[: max(0, most - len(under.left))]
 
     def wanted_unposted(self, head: bytes, peer: bytes) -> tuple[list[int], list[int]]:
-        """Return slots to generate under a head without groups: its first, and as many others."""
+        """Return slots to generate under a head without groups: first, and others.
+
+        There are as many others as first ones.
+        """
         known = self._of(peer)
         half = self._left_in_budget(peer) // 2
         if head in known.heads or half < 1:
@@ -164,10 +170,10 @@ class SelectionAudit:
 
 
 def z_scores(heads: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> NDArray[np.float64]:
-    """Return per figure the summed difference of kept and left rows, in standard errors.
+    """Return the kept − left difference per figure, in standard errors.
 
-    Under each head a permutation of all its rows gives the variance. Heads weigh by how much they
-    tell: a difference of means of n and m rows counts n·m/(n+m).
+    It is summed over heads. Under each head a permutation of all its rows gives the variance. Heads
+    weigh by how much they tell: a difference of means of n and m rows counts n·m/(n+m).
     """
     total, variance = np.zeros(len(NAMES)), np.zeros(len(NAMES))
     for kept, left in heads:

@@ -33,7 +33,7 @@ class SkippedSlots:
         self._seen: OrderedDict[tuple[bytes, bytes], dict[int, float | None]] = OrderedDict()
 
     def record(self, head: bytes, peer: bytes, slot: int, reward: float | None) -> None:
-        """Record a group that filled a slot, with its mean reward once the verifier knows it."""
+        """Record a group that filled a slot, with its mean reward once known."""
         key = (head, peer)
         seen = self._seen.setdefault(key, {})
         seen[slot] = reward if reward is not None else seen.get(slot)
@@ -54,7 +54,7 @@ class SkippedSlots:
         return [skipped[index] for index in indices]
 
     def worth_less(self, head: bytes, peer: bytes, rewards: Sequence[float]) -> str | None:
-        """Return a sentence if skipped slots with these rewards are worth less than the sent."""
+        """Return a sentence if skipped slots have lower rewards than the sent ones."""
         sent = [each for each in self._seen.get((head, peer), {}).values() if each is not None]
         if len(sent) < 2 or len(rewards) < 2:
             return None

@@ -40,7 +40,10 @@ class AuditPlan:
 
 
 class SlotAuditor:
-    """Account and audits of all samplers. `at(head)` returns an engine with its weights."""
+    """Account and audits of all samplers; `at(head)` returns its engine.
+
+    The engine has the weights of that head.
+    """
 
     def __init__(self, run: Run, admission: Admission, at: Callable[[bytes], Engine]) -> None:
         self._run = run
@@ -86,10 +89,10 @@ class SlotAuditor:
     def audit(
         self, group: RolloutRecord, rewards: Sequence[float], plan: AuditPlan, stop: Callable[[], bool]
     ) -> Breach | None:
-        """Compare an honest group's sampler with what it left out. Slow: run it in a thread.
+        """Compare an honest group's sampler with what it left out.
 
-        `rewards` are this verifier's. Groups that switched heads are not compared: the slots that
-        are generated here are of one.
+        Slow: run it in a thread. `rewards` are this verifier's. Groups that switched heads are not
+        compared: the slots that are generated here are of one.
         """
         head, sampler = group.head, group.sampler
         if len(group.message.heads) > 1 or not rewards:
@@ -124,7 +127,10 @@ class SlotAuditor:
     def _generate(
         self, head: bytes, sampler: bytes, slots: Sequence[int], stop: Callable[[], bool]
     ) -> dict[int, SlotFigures]:
-        """Generate slots of a sampler; return the figures of those that can be scored here."""
+        """Generate slots of a sampler; return the figures of those scored here.
+
+        Some cannot be scored here.
+        """
         cache = self._cache.setdefault((head, sampler), {})
         if len(self._cache) > AUDITS:
             self._cache.popitem(last=False)

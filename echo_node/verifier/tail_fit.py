@@ -1,4 +1,4 @@
-"""Bounds of an engine class from measured tokens, extrapolated beyond the worst of them.
+"""Bounds of an engine class, extrapolated beyond the measured tokens.
 
 A minute shows some ten thousand honest tokens, and a run checks millions, on other machines too.
 So the tail of each figure, a generalised Pareto distribution above a high threshold, is followed to
@@ -81,7 +81,7 @@ class TokenFigures:
 
 
 def fit_tolerance(floor: EngineTolerance, found: Sequence[TokenFigures]) -> EngineTolerance:
-    """Return the bounds of a class that these honest completions call for, at least its floor."""
+    """Return a class's bounds from honest completions, at least its floor."""
     d, z = [each.d for each in found], [each.z for each in found]
     seen = [each.evidence() for each in found]
     seen.append(sum(seen, Evidence()))
@@ -131,7 +131,7 @@ class Tail:
 
 
 def tail_bound(values: Values, rate: float) -> float:
-    """Return the value that a share `rate` of such values exceeds, and at least the largest."""
+    """Return the value that a share `rate` exceeds, at least the largest value."""
     positive = np.sort(values[values > 0])[::-1]
     if positive.size <= FEWEST_TAIL:
         return FEW_MARGIN * float(positive[0]) if positive.size else 0.0
@@ -140,7 +140,7 @@ def tail_bound(values: Values, rate: float) -> float:
 
 
 def mean_bound(completions: Sequence[Values], most: float) -> float:
-    """Return the bound of the mean of 64 tokens that honest means of all `LENGTHS` keep to.
+    """Return the 64-token mean bound that honest means of `LENGTHS` keep to.
 
     Each mean is resampled at the rate of one measured completion, since texts differ; a mean that
     one token within `most` explains needs no bound.
@@ -171,7 +171,7 @@ def mean_bound(completions: Sequence[Values], most: float) -> float:
 
 
 def _resample(positive: Values, count: int, draws: np.random.Generator) -> Values:
-    """Draw from descending values; those of the tail from the distribution fitted to it."""
+    """Draw from descending values, with the tail from its fitted distribution."""
     places = draws.integers(0, positive.size, count)
     values = positive[places]
     tail = Tail.of(positive)

@@ -41,7 +41,10 @@ PEERS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """Evidence outside of the tolerance: the verdict's reason, and a sentence of detail."""
+    """Evidence outside the tolerance: the verdict's reason, and a detail.
+
+    The detail is a sentence.
+    """
 
     reason: str
     what: str
@@ -116,7 +119,7 @@ class Tolerance:
         return self._few_gaps(found)
 
     def _few_gaps(self, found: Evidence) -> Breach | None:
-        """Return the breach of the bounds on single tokens, end tokens or rare tokens, if any."""
+        """Return the breach of the bounds on single, end or rare tokens, if any."""
         most = self._tolerance.gap_most
         if found.gap_most > most:
             return Breach(
@@ -142,10 +145,10 @@ class Tolerance:
 
 
 def few_gap_share(gaps: GapSum) -> float:
-    """Return the smallest `gap_most` under which these gaps of end or rare tokens are honest.
+    """Return the smallest `gap_most` that finds these gaps honest.
 
-    The bound of a mean is `gap_most` for one token and falls with the root of their number, to
-    `FEW_FLOOR` of it, or signed to `SIGNED_FLOOR`.
+    The gaps are of end or rare tokens. The bound of a mean is `gap_most` for one token and falls
+    with the root of their number, to `FEW_FLOOR` of it, or signed to `SIGNED_FLOOR`.
     """
     if not gaps.tokens:
         return 0.0
@@ -170,7 +173,7 @@ class CumulativeEvidence:
         self._peers: OrderedDict[tuple[bytes, str], deque[Evidence]] = OrderedDict()
 
     def add(self, peer: bytes, engine_class: str, found: Evidence, tolerance: Tolerance) -> Breach | None:
-        """Add the evidence of a group that passed alone; return the breach of the sum, if any."""
+        """Add evidence of a group that passed alone; return the sum's breach, if any."""
         key = (peer, engine_class)
         groups = self._peers.setdefault(key, deque(maxlen=WINDOW))
         self._peers.move_to_end(key)

@@ -1,4 +1,4 @@
-"""The window of versions that a verifier holds: each under which groups may be drawn."""
+"""Window of versions that a verifier holds, under which groups are drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from echo_node.weights.puller import Puller
 
 
 async def pull_window(puller: Puller, heads: Sequence[Head]) -> list[Head]:
-    """Pull the last of consecutive heads, and those before it; return the buildable ones.
+    """Pull the last of consecutive heads and those before; return the buildable.
 
     A sampler needs only the newest version; a verifier needs each that groups may be drawn under.
     A version that was jumped over cannot be built later, so a verifier that is a few behind pulls
@@ -26,7 +26,7 @@ async def pull_window(puller: Puller, heads: Sequence[Head]) -> list[Head]:
 
 
 def _missing(held: Head | None, heads: Sequence[Head]) -> Sequence[Head]:
-    """Return the heads between `held` and the last, if `held` is in or just before the window."""
+    """Return the heads after `held`, if it is in or just before the window."""
     known = {each.id for each in heads} | {heads[0].message.previous}
     if held is None or held.id not in known:
         return ()
