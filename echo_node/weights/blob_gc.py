@@ -22,9 +22,10 @@ def needed(
     settled: bytes | None,
     pinned: Collection[bytes] = (),
 ) -> set[bytes] | None:
-    """Return the blobs to keep; None for all, while `settled` names no anchor that others hold.
+    """Return the blobs to keep; None keeps all.
 
-    `pinned` are heads of older versions that must stay buildable.
+    All are kept while `settled` names no anchor that others hold. `pinned` are heads of older
+    versions that must stay buildable.
     """
     chain = archive.journal.follower.heads
     anchor = archive.journal.known.get(settled) if settled is not None else None

@@ -38,7 +38,7 @@ def changes(
 
 
 def _deltas(archive: VersionArchive, since: bytes, head: Head) -> list[Route] | None:
-    """Return the delta routes from one head to the other; None if each way has an anchor."""
+    """Return the delta routes between two heads; None if each way has an anchor."""
     try:
         way = archive.way(head.id, held={since})
     except StoreError:
@@ -59,7 +59,7 @@ def _frames(archive: VersionArchive, route: Route) -> list[Frame]:
 def _positions(
     archive: VersionArchive, tables: Sequence[tuple[Route, list[Frame]]], chunk: Chunk
 ) -> NDArray[np.int64] | None:
-    """Return the elements of a chunk that frames change; None if a frame holds it whole."""
+    """Return a chunk's elements that frames change; None if a frame holds it whole."""
     found: list[NDArray[np.uint32]] = []
     for route, frames in tables:
         frame = frames[chunk.index]
@@ -96,7 +96,7 @@ def _split(
 
 
 def _whole(positions: NDArray[np.int64], granule: int, elements: int) -> NDArray[np.int64]:
-    """Return the runs of a tensor that contain these elements; the last may be shorter."""
+    """Return the runs of a tensor with these elements; the last may be shorter."""
     if granule == 1:
         return positions
     runs = positions // granule

@@ -29,7 +29,10 @@ def opened(store: WeightsStore, head_id: bytes) -> Generator[WeightsView]:
 
 
 def hand_over(held: WeightsView, engine: Engine) -> None:
-    """Load an open version into an engine: changed elements only, where it has another."""
+    """Load an open version into an engine.
+
+    Only changed elements are loaded where it has another version.
+    """
     if engine.loaded == held.head.id:
         return
     if engine.loaded is not None:

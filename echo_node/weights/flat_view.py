@@ -17,7 +17,7 @@ from echo_node.weights.state_file import Bytes
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TensorReader:
-    """A tensor of `size` bytes that is read in pieces, from memory that others write later.
+    """A tensor of `size` bytes, read in pieces from memory that changes later.
 
     `read(start, end)` returns some of its bytes, from several threads at once.
     """

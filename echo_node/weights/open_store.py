@@ -1,4 +1,4 @@
-"""Open the store of a run: layout from a folder or peers, version 0 from the folder."""
+"""Open a run's store: layout from a folder or peers, version 0 from a folder."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def take_folder(store: WeightsStore, folder: Path) -> bool:
 
 
 def read_folder(folder: Path) -> dict[str, TensorBytes]:
-    """Return the tensors of a folder's safetensors files, mapped; without any, nothing."""
+    """Return the tensors of a folder's safetensors files, mapped; may be empty."""
     if read_adapter(folder) or (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
         return from_mapped(map_weights(folder))
     found: dict[str, MappedTensor] = {}

@@ -65,6 +65,6 @@ def provenance_ext(account: bytes) -> Mapping[str, Any]:
 
 
 def provenance_blob(head: WeightsHead) -> bytes | None:
-    """Return the blob that a head names as its record; None if the entry is no blob id."""
+    """Return the provenance blob that a head names; None if it is no blob id."""
     blob_id = head.ext.get(_EXT)
     return blob_id if isinstance(blob_id, bytes) and len(blob_id) == DIGEST_BYTES else None

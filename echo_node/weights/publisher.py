@@ -1,4 +1,4 @@
-"""Publish a trained state: write its blobs, sign and keep its head, make it active.
+"""Publish a trained state: write blobs, sign and keep the head, activate.
 
 A head is signed once: its blobs are synced, then it is kept, and only then may a byte of it leave.
 A restarted publisher finds the head that it kept last and gives the same bytes, so that a crash

@@ -288,7 +288,7 @@ class Puller:
         return False
 
     async def _fetch(self, wants: Sequence[Want], head: Head, tables: Sequence[bytes]) -> None:
-        """Fetch small parts from the leader and named peers, large ones from all who have them."""
+        """Fetch small parts from leader and named peers, large ones from all holders."""
         named = self._sources(head)
         size = sum(want.size or 0 for want in wants)
         if size <= SMALL_BYTES:
@@ -337,7 +337,10 @@ class Puller:
         return await self._proven(step, check)
 
     async def _advance(self, way: Way) -> Route | None:
-        """Apply a way in one swap, so that the store never goes back; return a refused route."""
+        """Apply a way in one swap; return a refused route.
+
+        With one swap the store never goes back.
+        """
         self._say("applying", way[-1].head, 0, 0)
         refused: list[Step] = []
         if await self._proven(way[-1], lambda: self.store.walk(way, refused=refused), refused):

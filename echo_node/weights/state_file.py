@@ -48,7 +48,10 @@ class StateFile:
                 raise
 
     def about_to_change(self) -> None:
-        """Remove the mark on disk before the first write, so that no crash hides a torn state."""
+        """Remove the mark on disk before the first write.
+
+        So no crash hides a torn state.
+        """
         if self.mark is not None:
             files.remove(self._mark)
             files.sync_folder(self._mark.parent, durable=self._durable)

@@ -148,7 +148,10 @@ class WeightsStore:
             return self.archive.journal.keep_proof(proof)
 
     def missing(self, route: Route) -> list[tuple[bytes, int | None]]:
-        """Return blobs that a route lacks, with sizes; only its table while that is missing."""
+        """Return blobs that a route lacks, with sizes; first its table alone.
+
+        Other blobs are known once the table is there.
+        """
         return self.archive.missing(route)
 
     def held_of(self, head: Head) -> dict[bytes, InFile]:

@@ -23,7 +23,10 @@ class NoWayError(StoreError):
 
 
 class OffChainError(DefectError):
-    """A head is not, or no longer, on the chain: a grant may abandon heads at any moment."""
+    """A head is not, or no longer, on the chain.
+
+    A grant may abandon heads at any moment.
+    """
 
     def __init__(self) -> None:
         super().__init__("only a head of the chain can be held", advice="keep it first")
@@ -43,7 +46,10 @@ class VersionArchive:
         """Held while a table is found whole, or blobs go: else one that goes counts as whole."""
 
     def missing(self, route: Route) -> list[tuple[bytes, int | None]]:
-        """Return blobs that a route lacks, with sizes; only the table while that is missing."""
+        """Return blobs that a route lacks, with sizes; first its table alone.
+
+        Other blobs are known once the table is there.
+        """
         table = read_table(self.blobs, route)
         if table is None:
             return [(route.table, None)]
@@ -90,7 +96,7 @@ class VersionArchive:
             return sum(gone.values())
 
     def hashes(self, head: Head) -> list[bytes]:
-        """Return a version's chunk hashes from one of its tables, checked against its root."""
+        """Return a version's chunk hashes from a table, checked against its root."""
         for route in head.message.routes:
             table = read_table(self.blobs, route)
             after = [frame.after for frame in table or ()]
