@@ -36,7 +36,10 @@ def read_batch(data: bytes, *, most: int = limits.GOSSIP_BYTES) -> tuple[Envelop
 
 
 def write_batch(sealed: Sequence[bytes], *, most: int = limits.GOSSIP_BYTES) -> bytes:
-    """Encode sealed messages that fit as one gossip message or answer (`fill_batches`)."""
+    """Encode sealed messages as one gossip message or answer.
+
+    They must fit (`fill_batches`).
+    """
     data = canonical.pack(list(sealed))
     if not 1 <= len(sealed) <= limits.BATCH or len(data) > most:
         raise TooLargeError(f"{len(sealed)} messages, {len(data)} bytes, at most {most}", "batch")

@@ -73,7 +73,7 @@ class BlobRead:
 
 @record
 class BulkAsk:
-    """Request to offer these slices, one after the other, at a port beside the connection."""
+    """Request to offer these slices in order at a port beside the connection."""
 
     LIMIT: ClassVar[int] = limits.SLICES_BYTES
 

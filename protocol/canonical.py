@@ -181,7 +181,10 @@ def _bytes(width: int, shorter: int) -> _Reader:
 
 
 def _fixed_text(data: bytes, at: int, _depth: int, _left: list[int]) -> tuple[Value, int]:
-    """Read strings with the length in the first byte: nearly all, so they have a reader."""
+    """Read strings with the length in the first byte.
+
+    Nearly all are such, so they have a reader of their own.
+    """
     end = at + 1 + (data[at] & 0x1F)
     if end > len(data):
         raise _short(data, at, at + 1, end - at - 1)

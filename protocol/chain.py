@@ -127,11 +127,14 @@ class Follower:
 
     @property
     def holding(self) -> bool:
-        """Return whether the leader or its election equivocated: nothing follows before a grant."""
+        """Return whether the leader or its election equivocated.
+
+        Nothing follows before a grant.
+        """
         return self.leader in self.revoked or not self.leader
 
     def accept(self, head: Head) -> Follower:
-        """Append a head, skip one that is held, or revoke its signer if it contradicts one."""
+        """Append a head, skip a held one, or revoke the signer of a contradiction."""
         self._check_belongs(head)
         message = head.message
         same = self._at(message.version)
@@ -181,7 +184,7 @@ class Follower:
         )
 
     def convict(self, proof: Equivocation) -> Follower:
-        """Revoke a key, and go back to below its proof unless a grant has settled it since."""
+        """Revoke a key; go back to below its proof unless a grant settled it since."""
         made = Equivocation.between(proof.first, proof.second)
         if made is None:
             raise ChainError("no-proof", "two heads that do not exclude each other")
@@ -311,7 +314,10 @@ class Follower:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Elector:
-    """Memory of an elector, on disk before its vote leaves: one vote per term, as bytes."""
+    """Memory of an elector, on disk before its vote leaves.
+
+    There is one vote per term, as bytes.
+    """
 
     voted: dict[int, bytes] = dataclasses.field(default_factory=dict)
 

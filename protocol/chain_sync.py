@@ -45,7 +45,7 @@ class HeadsQuestion:
 
 @record
 class HeadsAnswer:
-    """Sealed heads, each the predecessor of the next; empty if the asker has the newest."""
+    """Sealed heads, each the predecessor of the next; empty if up to date."""
 
     LIMIT: ClassVar[int] = limits.HEADS_BYTES
 

@@ -141,7 +141,7 @@ def _gap_column(body: bytes) -> NDArray[np.uint8]:
 
 
 def _gaps(positions: NDArray[np.intp]) -> NDArray[np.uint8]:
-    """Encode the unchanged elements before each changed one: skips of 255, then the rest."""
+    """Encode the unchanged runs before changed elements: skips of 255, then rest."""
     gaps = np.diff(positions, prepend=-1) - 1
     if int(gaps.max()) < _SKIP:
         return gaps.astype(np.uint8)

@@ -20,7 +20,7 @@ ZERO: Final = bytes(DIGEST_BYTES)
 
 
 def context(name: str) -> str:
-    """Return the hash context, and signature domain, of one kind of thing in this major."""
+    """Return the hash context and signature domain of a kind, in this major."""
     return f"echo/{name}/{limits.MAJOR}"
 
 

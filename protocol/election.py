@@ -1,4 +1,6 @@
-"""Election messages: the leader's heartbeat, votes, grants, and the requests for both.
+"""Election messages: heartbeat, votes, grants, and requests for both.
+
+Both are votes and grants; the heartbeat is the leader's.
 
 A heartbeat is sealed. Requests and answers are not: a peer on a stream is known by its key, a
 ballot and a grant prove themselves, and heads are sealed. `protocol.chain` has the rules.

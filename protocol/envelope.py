@@ -133,7 +133,10 @@ def seal(message: object, identity: Identity, run: bytes) -> bytes:
 
 
 def sign_body(kind: str, body: bytes, identity: Identity, run: bytes) -> bytes:
-    """Return the signature alone, for objects with signatures of several keys on one body."""
+    """Return the signature alone, for objects that several keys sign.
+
+    All sign the same body.
+    """
     if len(run) != DIGEST_BYTES:
         raise WrongTypeError(f"not {DIGEST_BYTES} bytes", "envelope.run")
     return identity.sign(_signed_bytes(kind, message_id(kind, run, identity.public, body)))

@@ -1,4 +1,4 @@
-"""Inventory: the groups that a leader took, listed for verifiers before trust opens them.
+"""Inventory: groups that a leader took, listed for verifiers before trust.
 
 Whatever door a group came through, its id is in an inventory of the leader. A verifier fetches what
 it lacks, draws its lots, and acknowledges the inventory; until then no group of it is used on the
@@ -45,7 +45,7 @@ class Inventory:
 
 @record
 class InventoryAck:
-    """A verifier drew its lots over an inventory, but for the groups that it was `lacking`.
+    """Acknowledgement: a verifier drew lots over an inventory, except `lacking`.
 
     `drawn` are those that it looks at: a verdict on each follows, or has been given.
     """

@@ -124,9 +124,10 @@ class Wheel:
 
 @record
 class ContractPin:
-    """The task: plugin name and version, its wheels unless built in, parameters, vectors.
+    """The task: plugin name and version, wheels, parameters, vectors.
 
-    `pure` says that the purity test passed: only then samplers claim rewards.
+    Built-in plugins have no wheels. `pure` says that the purity test passed: only then samplers
+    claim rewards.
     """
 
     name: Slug
@@ -145,7 +146,7 @@ class ContractPin:
 
 @record
 class DataSet:
-    """Rows that prompts are made of, as JSON lines in a blob; the last ones are held out."""
+    """Rows that prompts are made of: a blob of JSON lines, held-out rows last."""
 
     blob: Digest
     held_out: Annotated[int, uint(limits.DATA_BYTES)]
@@ -202,7 +203,7 @@ class Sampling:
 
 @record
 class Turns:
-    """Environment of a run: the end-of-turn token and its limits, beside those of `Sampling`.
+    """Environment of a run: end-of-turn token, and limits beside `Sampling`'s.
 
     `samplers` are the only keys that may sample, where replies cannot be recomputed; empty means
     that anybody may.
@@ -231,7 +232,7 @@ class EngineTolerance:
 
 @record
 class Verification:
-    """Verdicts needed before a group is used: the trainer's, k verifiers', or a drawn share."""
+    """Verdicts needed before use: trainer's, k verifiers', or a drawn share."""
 
     policy: Annotated[str, choice("self", "quorum", "sampled")]
     quorum: Annotated[int, uint(limits.KEYS, 1)]
@@ -311,7 +312,10 @@ class Manifest:
 
 
 def open_manifest(sealed: bytes, run: bytes | None = None) -> Opened[Manifest]:
-    """Open a manifest; `opened.id` is the run's id, which must be `run` where that is given."""
+    """Open a manifest; `opened.id` is the run's id.
+
+    It must be `run` where that is given.
+    """
     opened = open_sealed(sealed, Manifest, ZERO)
     if run is not None and opened.id != run:
         raise WrongRunError(

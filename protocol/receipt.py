@@ -1,4 +1,7 @@
-"""Receipt of a trainer: groups accepted, refused and why, announcements, wanted rate."""
+"""Trainer's receipt: accepted and refused groups, announcements, rate.
+
+Refusals have a reason; the rate is the one wanted of samplers.
+"""
 
 from __future__ import annotations
 

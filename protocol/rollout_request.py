@@ -47,5 +47,5 @@ class RolloutRequest:
 
 
 def read_part(data: bytes) -> tuple[Envelope, ...]:
-    """Parse one part of an answer; an empty one says that no further group has ended yet."""
+    """Parse one part of an answer; an empty one means that no group ended yet."""
     return () if data == _NOTHING else read_batch(data, most=limits.ANSWER_BYTES)

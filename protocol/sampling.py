@@ -60,7 +60,10 @@ def probabilities(logits: ArrayLike, temperature: float) -> Floats:
 
 
 def draw(probability: Floats, u: ArrayLike) -> Ids:
-    """Draw per row the smallest id whose cumulative probability exceeds u × the row's sum."""
+    """Draw per row the least id whose cumulative probability exceeds u · sum.
+
+    The sum is that of the row.
+    """
     cumulative = np.cumsum(probability, axis=-1)
     targets = np.asarray(u, dtype=np.float64) * cumulative[..., -1]
     rows = zip(cumulative.reshape(-1, cumulative.shape[-1]), np.ravel(targets), strict=True)
@@ -70,7 +73,10 @@ def draw(probability: Floats, u: ArrayLike) -> Ids:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replay:
-    """Distance per token of its u from the claimed interval: plain, and scaled by spread."""
+    """Distance of each token's u from the claimed interval: plain, and scaled.
+
+    The scale is the spread.
+    """
 
     d: Floats
     z: Floats
@@ -93,7 +99,10 @@ def replay(probability: Floats, tokens: ArrayLike, u: ArrayLike) -> Replay:
 def distances(
     u: Floats, low: Floats, high: Floats, squares_low: Floats, squares_high: Floats, squares: Floats
 ) -> Replay:
-    """Return D and z from the interval [low, high) and sums of p² below its edges and in all."""
+    """Return D and z from intervals [low, high) and sums of p².
+
+    The sums are those below the interval's edges, and in all.
+    """
     below = np.maximum(low - u, 0.0)
     above = np.maximum(u - high, 0.0)
     d = np.maximum(below, above)

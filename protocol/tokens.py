@@ -22,7 +22,7 @@ _FLOOR: Final = 2**24 - 1
 
 
 def pack_ids(ids: Sequence[int] | NDArray[np.integer], vocabulary: int) -> bytes:
-    """Pack ids at a vocabulary's width, the first in the lowest bits; unused bits are 0."""
+    """Pack ids at a vocabulary's width, first in the lowest bits; padding is 0."""
     array = np.asarray(ids, dtype=np.int64)
     if array.size and not 0 <= int(array.min()) <= int(array.max()) < vocabulary:
         raise OutOfRangeError(f"an id that is not between 0 and {vocabulary - 1}", "tokens")
@@ -55,7 +55,10 @@ def bits_for(vocabulary: int) -> int:
 
 
 def pack_logprobs(values: ArrayLike) -> bytes:
-    """Pack three bytes a value, lowest first: the multiple of -2^-18, at most 2^24 - 1."""
+    """Pack log-probabilities in three bytes each, lowest first.
+
+    A value is a multiple of -2^-18, at most 2^24 - 1 of them.
+    """
     array = np.asarray(values, dtype=np.float64)
     if np.isnan(array).any() or (array > 0).any():
         raise OutOfRangeError("a log-probability that is not a number of at most 0", "logprobs")

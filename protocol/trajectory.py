@@ -86,7 +86,10 @@ class Completion:
 
 @row
 class Span:
-    """Tokens not drawn under the slot's head: under a later one, or environment's (no head)."""
+    """Tokens of a later head, or of the environment (no head).
+
+    All other tokens were drawn under the slot's head.
+    """
 
     start: Annotated[int, uint(limits.TOKENS - 1)]
     length: Annotated[int, uint(limits.TOKENS, 1)]

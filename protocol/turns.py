@@ -19,7 +19,7 @@ from protocol.trajectory import Completion, Stretch
 
 
 class TurnTokens(NamedTuple):
-    """Tokens `start` to `end` of a completion, drawn in one turn; the reply up to `replied`."""
+    """Tokens `start` to `end`, drawn in one turn; the reply up to `replied`."""
 
     start: int
     end: int
@@ -113,7 +113,7 @@ class DrawnReplyError(InconsistentError):
 
 
 def turns_of(stretches: Sequence[Stretch]) -> list[TurnTokens]:
-    """Return the turns of a completion: what was drawn, and the environment's tokens after it."""
+    """Return a completion's turns: drawn tokens, and the reply's after them."""
     found: list[TurnTokens] = []
     start: int | None = None
     for stretch in stretches:

@@ -22,7 +22,10 @@ _Scaled = Annotated[float, number(0.0, FARTHEST)]
 
 @record
 class Figures:
-    """Measurements: the seed replay's distances, temperature contrast, log-probability gap."""
+    """Measurements: replay distances, temperature contrast, log-prob gap.
+
+    The gap is that of log-probabilities.
+    """
 
     contrast: Annotated[float, number(-1.0, 1.0)]
     d_mean: _Distance

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Shape:
-    """Codec of a wire type: exactly its fields, as a map or an array, then its `check`."""
+    """Codec of a wire type: exactly its fields, as a map or array; `check` last."""
 
     def __init__(self, cls: type) -> None:
         names = [field.name for field in dataclasses.fields(cls)]
@@ -92,7 +92,10 @@ class Shape:
 
 
 def _hints_of(cls: type, names: Iterable[str]) -> dict[str, Any]:
-    """Return the annotations of fields; one expression for all is quicker to evaluate than many."""
+    """Return the annotations of fields.
+
+    They are evaluated as one expression, which is quicker than many.
+    """
     scope = sys.modules[cls.__module__].__dict__
     texts = [cls.__annotations__[name] for name in names]
     found = eval(f"({''.join(text + ', ' for text in texts)})", scope)  # noqa: S307 - our own source
