@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pydoc
 import re
@@ -166,6 +167,18 @@ def test_a_base_name_stands_once_unless_it_means_the_same_everywhere():
     files = [path for path in ROOT.glob("echo_node/**/*.py") if path.parent.name != "cli"]  # after commands
     count = Counter(path.stem for path in files)
     assert {name for name, times in count.items() if times > 1} <= set(SHARED)
+
+
+def test_the_first_line_of_a_docstring_has_at_most_80_characters():
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    long = [
+        f"{path.relative_to(ROOT)}:{node.body[0].lineno}"
+        for room in ("echo_node", "protocol")
+        for path in sorted((ROOT / room).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, kinds) and len((ast.get_docstring(node) or "").split("\n")[0]) > 80
+    ]
+    assert not long, "\n".join(long)
 
 
 def test_the_help_of_every_command_is_as_wide_as_the_terminal():

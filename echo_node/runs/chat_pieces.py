@@ -1,4 +1,4 @@
-"""A chat template's own text around the contents of messages, and prompts made of it.
+"""Text of a chat template around message contents, and prompts made of it.
 
 The template is rendered with sentinels as contents. Contents are put in afterwards, as text that
 never becomes a special or added token: a row of data that spells `<|im_end|>` ends no message.
@@ -31,7 +31,7 @@ _OWN: Final = frozenset({"self", "conversations", "messages", "add_generation_pr
 
 @dataclass(frozen=True, slots=True)
 class ChatPieces:
-    """A template's texts before, between and after contents, and what it strips of each."""
+    """Template texts before, between and after contents, and what is stripped."""
 
     texts: tuple[str, ...]
     strips: tuple[tuple[str | None, str | None], ...]
@@ -50,10 +50,10 @@ class ChatPieces:
 
 
 def chat_pieces(tokenizer: Tokenizer, template: Template, roles: Sequence[str]) -> ChatPieces:
-    """Return the template's own text around messages of these roles, generation prompt included.
+    """Return the template's own text around messages of these roles.
 
-    Refuses a template that does not write each content once, in order, and unchanged but for
-    white space at its ends.
+    It includes the generation prompt. Refuses a template that does not write each content once, in
+    order, and unchanged but for white space at its ends.
     """
     _check_variables(tokenizer, list(template.variables.values()))
     variables = {name: value for name, value in template.variables.items() if name not in _OWN}
@@ -94,7 +94,10 @@ class ChatPrompts:
         self._pieces: dict[bool, ChatPieces] = {}
 
     def ids(self, prompt: Prompt) -> NDArray[np.int64]:
-        """Return the ids of a prompt; in a chat only the template yields special or added ones."""
+        """Return the ids of a prompt; contents of a chat yield no special ones.
+
+        Only the template yields special or added ids there.
+        """
         if not self.is_chat(prompt):
             return self._tokenizer.encode(prompt.text)
         return self._tokenizer.encode_parts(self._parts(prompt))

@@ -100,7 +100,7 @@ class Tokenizer:
     def encode_parts(
         self, parts: Sequence[Part], forbidden: Collection[int] = (), *, first: bool = True
     ) -> NDArray[np.int64]:
-        """Return the ids of a conversation, in which only a template yields special or added ids.
+        """Return the ids of a conversation; contents yield no special or added ids.
 
         The template's text is cut at those ids. What lies between two of them, text of the
         template and contents together, is encoded as one text without any. `forbidden` are ids
@@ -120,12 +120,12 @@ class Tokenizer:
         return np.array(found, dtype=np.int64)
 
     def added_in(self, text: str) -> str | None:
-        """Return the name of the first special or added token that a text spells; None if none."""
+        """Return the first special or added token that a text spells, or None."""
         names = (str(each) for each in self._words.get_added_tokens_decoder().values())
         return next((name for name in names if name in text), None)
 
     def text_after(self, text: str, token: int) -> str | None:
-        """Return what follows the first such token in a text of the template; None without one."""
+        """Return what follows a token in a text of the template; None without it."""
         encoded = self._words.encode(text, add_special_tokens=False)
         places = zip(encoded.ids, encoded.offsets, strict=True)
         return next((text[end:] for each, (_, end) in places if each == token), None)

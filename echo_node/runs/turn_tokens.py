@@ -26,7 +26,7 @@ _PLAIN: Final = ChatPieces(("", ""), (("", ""),))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnTemplate:
-    """The template's text around a reply; `opening` begins with what closes the model's turn."""
+    """Template text around a reply; `opening` first closes the model's turn."""
 
     tokenizer: Tokenizer
     opening: str
@@ -68,7 +68,7 @@ def chat_template(
     *,
     system: bool,
 ) -> TurnTemplate:
-    """Return the text around replies of a chat; `system` says that it has a system message."""
+    """Return the text around replies of a chat; `system`: it has such a message."""
     pieces = turn_pieces(tokenizer, template, role, system=system)
     opening, closing = pieces.texts[-2:]
     if (after := tokenizer.text_after(opening, end)) is None:

@@ -1,4 +1,4 @@
-"""Failed attempts in a row: the pause before the next, and when a sampler counts as failing."""
+"""Failed attempts in a row: pause before the next, and when to give up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Failure = EchoError | ProtocolError
 
 
 class Attempts:
-    """Failures since the last group that ended. New versions change nothing: only a group does."""
+    """Failures since the last group that ended; new versions do not reset them."""
 
     def __init__(self) -> None:
         self._failures: list[Failure] = []
@@ -37,7 +37,7 @@ class Attempts:
             self._hopeless.set()
 
     async def raise_if_hopeless(self) -> NoReturn:
-        """Wait until engine or contract have failed too often to heal, and raise the last error."""
+        """Wait for too many failures of engine or contract; raise the last error."""
         await self._hopeless.wait()
         raise self._failures[-1]
 
