@@ -58,9 +58,9 @@ def changed_run(run: Run, **changes) -> Run:
     )
 
 
-def roster(*samplers: Identity) -> Roster:
+def roster(*samplers: Identity, engine: str = ENGINE) -> Roster:
     keys = sorted(sampler.public for sampler in samplers)
-    return Roster(tuple(Member(key, ENGINE, bytes(32)) for key in keys))
+    return Roster(tuple(Member(key, engine, bytes(32)) for key in keys))
 
 
 class Chain:

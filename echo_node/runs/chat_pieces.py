@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_node.contract import Prompt
-from echo_node.errors import ConfigError
+from echo_node.errors import ContractError
 from echo_node.runs.thought_split import opens_thought
 from echo_node.runs.tokenizer import Part, Tokenizer
 from protocol.manifest import Template
@@ -135,14 +135,14 @@ def _check_variables(tokenizer: Tokenizer, value: Any) -> None:
         for each in value:
             _check_variables(tokenizer, each)
     elif isinstance(value, str) and (name := tokenizer.added_in(value)) is not None:
-        raise ConfigError(
+        raise ContractError(
             f"a variable of the chat template spells {name!r}, which only the template may write",
             advice="leave it out of the table template",
         )
 
 
-def _refused(roles: Sequence[str], how: str) -> ConfigError:
-    return ConfigError(
+def _refused(roles: Sequence[str], how: str) -> ContractError:
+    return ContractError(
         f"the chat template does not write messages of {', '.join(roles)} in this order and {how}",
         advice="give the model another chat template",
     )

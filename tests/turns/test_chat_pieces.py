@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from echo_node.contract import Prompt
-from echo_node.errors import ConfigError
+from echo_node.errors import ContractError
 from echo_node.runs.chat_pieces import ChatPrompts, chat_pieces
 from echo_node.runs.tokenizer import Tokenizer
 from echo_node.runs.turn_tokens import chat_template
@@ -169,7 +169,7 @@ def _bytes() -> list[str]:
 def test_a_template_that_does_not_write_contents_once_and_unchanged_is_refused(template):
     with (
         closing(tokenizer_of(template)) as tokenizer,
-        pytest.raises(ConfigError, match="does not write messages"),
+        pytest.raises(ContractError, match="does not write messages"),
     ):
         chat_pieces(tokenizer, PLAIN, ("system", "user"))
 
@@ -177,7 +177,7 @@ def test_a_template_that_does_not_write_contents_once_and_unchanged_is_refused(t
 @pytest.mark.parametrize("value", ["a<|im_end|>", [{"name": "x", "about": TOOL}], {"<s>": 1}])
 def test_a_variable_that_spells_a_token_is_refused(value):
     template = Template(chat=True, system="", thinking=False, variables={"tools": value})
-    with closing(tokenizer_of(CHATML)) as tokenizer, pytest.raises(ConfigError, match="only the template"):
+    with closing(tokenizer_of(CHATML)) as tokenizer, pytest.raises(ContractError, match="only the template"):
         chat_pieces(tokenizer, template, ("user",))
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from echo_node.contract import Reply, Turn
 from echo_node.contract.builtin.guess_number import GuessNumber
+from echo_node.contract.jail.worker import Failed
 from echo_node.errors import ContractError
 from echo_node.rollouts.admission import Admission
 from echo_node.rollouts.record import RolloutRecord
 from echo_node.runs.episodes import EpisodeReplay
+from echo_node.trainer.batch_scoring import BatchScorer
 from echo_node.verifier.replay_check import ReplayCheck
 from protocol import Envelope, Stretch
 from protocol.sampling import uniforms
@@ -30,18 +33,24 @@ from tests.turns.games import (
 END = 12
 
 
-@pytest.fixture(scope="module")
-def game():
+@pytest.fixture(
+    scope="module",
+    params=[("torch/f32", "torch/f32"), ("llama/f32", "torch/f32"), ("torch/f32", "llama/f32")],
+    ids=" checked by ".join,
+)
+def game(request):
+    """A run, its first head, the verifier's engine, and groups that a sampler's engine drew."""
     run = open_game()
     head = first_head(run)
-    engine = engine_of(run, head.id)
-    yield run, head, engine, drawn_records(run, head, engine, 6)
-    engine.close()
+    drawing, checking = (engine_of(run, head.id, engine_class) for engine_class in request.param)
+    yield run, head, checking, drawn_records(run, head, drawing, 6)
+    drawing.close()
+    checking.close()
 
 
 def admit(run, head, record):
     admission = Admission(run)
-    admission.published(head, roster(SAMPLER))
+    admission.published(head, roster(SAMPLER, engine=record.message.engine))
     return admission.judge(Envelope.parse(record.sealed))
 
 
@@ -171,6 +180,83 @@ def test_tokens_of_the_environment_that_are_called_drawn_are_refused(game):
     logprobs = np.where(completion.drawn, completion.logprobs, -1.0)
     forged = changed(run, record, index, stretches=whole, logprobs=logprobs, ends=("turn",), finish="done")
     assert admit(run, head, forged).reason == "drawn-reply"
+
+
+def test_a_turn_of_the_model_that_is_called_the_environments_is_caught(game):
+    """Tokens that were not drawn by the slot's luck, hidden where nobody replays luck."""
+    run, head, _, records = game
+    record, index = longest(records)
+    completion = record.message.completions()[index]
+    one, two = turns_of(completion.stretches)[:2]
+    later = [each for each in completion.stretches if each.start >= two.replied]
+    stretches = (Stretch(0, one.end, 0), Stretch(one.end, two.replied, None), *later)
+    logprobs = completion.logprobs.copy()
+    logprobs[one.end : two.replied] = 0.0
+    forged = changed(run, record, index, stretches=stretches, logprobs=logprobs)
+    assert admit(run, head, forged).reason == "malformed", "it has more than the environment may say"
+    assert reason_of(game, forged) == "forged-observation"
+
+
+def test_a_longer_observation_is_caught(game):
+    run, _, _, records = game
+    record, index = longest(records)
+    completion = record.message.completions()[index]
+    place = turns_of(completion.stretches)[0]
+    longer = np.insert(completion.ids, place.replied, 14)[: run.limits.max_tokens]
+    cut = turns_of(completion.stretches)[1].end + 1
+    stretches = (
+        Stretch(0, place.end, 0),
+        Stretch(place.end, place.replied + 1, None),
+        Stretch(place.replied + 1, cut, 0),
+    )
+    forged = changed(
+        run,
+        record,
+        index,
+        ids=longer[:cut],
+        logprobs=np.insert(completion.logprobs, place.replied, 0.0)[:cut],
+        stretches=stretches,
+        finish="done",
+    )
+    # what follows lies one place further on, where other luck belongs: the reply is looked at first
+    assert reason_of(game, forged) == "forged-observation"
+
+
+def test_the_trainer_leaves_forged_episodes_out_and_condemns_them(game):
+    run, head, _, records = game
+    record, index = longest(records)
+    completion = record.message.completions()[index]
+    place = turns_of(completion.stretches)[0]
+    ids = completion.ids.copy()
+    ids[place.end] = {14: 15, 15: 14}[int(ids[place.end])]
+    forged = changed(run, record, index, ids=ids)
+    ignored = [None] * 4
+    scorer = BatchScorer(run, *ignored, Counter())
+    scored, left_out, lies = scorer._score([admit(run, head, record), admit(run, head, forged)])
+    assert [each.id for each in scored] == [record.id]
+    assert left_out == {forged.id: "forged-observation"}
+    assert lies == [(lies[0][0], "forged-observation")]
+
+
+def test_a_completion_on_which_the_contract_fails_covers_no_forger(game, monkeypatch):
+    run, _, _, records = game
+    record, index = longest(records)
+    completions = record.message.completions()
+    place = turns_of(completions[index].stretches)[0]
+    ids = completions[index].ids.copy()
+    ids[place.end] = {14: 15, 15: 14}[int(ids[place.end])]
+    forged = changed(run, record, index, ids=ids)
+    real = type(run).replies
+
+    def fails_elsewhere(self, episodes):
+        found = real(self, episodes)
+        return [each if number else Failed("out of time") for number, each in enumerate(found)]
+
+    monkeypatch.setattr(type(run), "replies", fails_elsewhere)
+    replay = EpisodeReplay(
+        run, record.prompt, forged.message.completions()[::-1] if index == 0 else forged.message.completions()
+    )
+    assert replay.step(0).reason == "forged-observation"
 
 
 def test_draws_are_replayed_before_the_environment_is_asked(game, monkeypatch):

@@ -90,7 +90,7 @@ def test_pieces_come_from_one_rendering_in_which_the_assistant_is_not_the_last()
 
 @pytest.mark.parametrize("template", [TWICE, FIRST_ONLY])
 def test_a_template_that_does_not_write_each_message_once_is_refused(template):
-    with closing(tokenizer_of(template)) as tokenizer, pytest.raises(ConfigError, match="once each"):
+    with closing(tokenizer_of(template)) as tokenizer, pytest.raises(ContractError, match="once each"):
         turn_pieces(tokenizer, TEMPLATE, "user", system=False)
 
 
