@@ -172,6 +172,18 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
         },
         minutes=60,
     ),
+    "lora": Benchmark(
+        "LoRA over full training: bytes of a version, memory, step over PEFT in TRL, sampling, swaps; resumably",
+        {
+            "bytes_over_adapter": _most(0.75),
+            "bytes_per_base_parameter": _most(3.5),
+            "step_over_peft_trl": _most(0.8),
+            "llama_with_adapter": _least(0.80),
+            "torch_with_adapter": _least(0.85),
+            "swap_ms": _most(50),
+        },
+        minutes=60,
+    ),
     "join": Benchmark("from the start of a new sampler to its first group that is accepted", minutes=5),
     "load": Benchmark(
         "groups a second that one trainer takes in for good, what gives first, and a flood beside it",

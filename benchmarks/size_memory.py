@@ -53,14 +53,19 @@ class StepMemory:
         return self.alive + self.temporary
 
 
-def step_memory(folder: Path, *, micro_batches: int, **settings: Any) -> StepMemory:
-    """Take two steps; at the second, both moments exist. Measure when the optimiser begins."""
+def step_memory(
+    folder: Path, *, micro_batches: int, parameters: int | None = None, **settings: Any
+) -> StepMemory:
+    """Take two steps; at the second, both moments exist. Measure when the optimiser begins.
+
+    Bytes are per trained parameter, unless `parameters` says how many to divide by.
+    """
     before = sum(live_storages().values())
     step = TrainStep(
         folder, StepSettings(gradient_checkpointing=True, row_tokens=16, **settings), threads=1, device="cpu"
     )
     masters = step._masters  # noqa: SLF001 - nobody else sees a step between its passes
-    parameters = sum(weight.numel() for weight in step._weights.values())  # noqa: SLF001
+    parameters = parameters or sum(weight.numel() for weight in step._weights.values())  # noqa: SLF001
     own: Callable[[float], None] = masters.update
     found: list[StepMemory] = []
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.size_memory import random_batch
 from echo_node.models import embedded
+from echo_node.models.adapter import AdapterSettings
 from echo_node.runs.algorithm import GrpoSettings, StepSettings, layout_for
 from echo_node.trainer.grpo import advantages
 from echo_node.trainer.step import TrainingGroup, TrainStep
@@ -49,7 +50,14 @@ class StepTimes:
 class TrlStep:
     """TRL's loss, backward pass, clipping and AdamW, on the same batch."""
 
-    def __init__(self, folder: Path, batch: Sequence[TrainingGroup], place: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        batch: Sequence[TrainingGroup],
+        place: str,
+        adapter: AdapterSettings | None = None,
+    ) -> None:
+        """Take over a model's folder; with `adapter`, PEFT trains one on the frozen model."""
         from datasets import Dataset  # type: ignore[import-untyped] # noqa: PLC0415 - with trl, an extra
         from trl.trainer.grpo_config import GRPOConfig  # noqa: PLC0415
         from trl.trainer.grpo_trainer import GRPOTrainer  # noqa: PLC0415
@@ -77,9 +85,12 @@ class TrlStep:
             args=config,
             train_dataset=Dataset.from_dict({"prompt": ["r12345="] * size}),
             processing_class=AutoTokenizer.from_pretrained(embedded.folder()),
+            **({} if adapter is None else {"peft_config": _peft_config(adapter)}),
         )
+        self._model = self._trainer.model  # with PEFT's layers in it
         self._model.train()
-        self._optimiser = torch.optim.AdamW(self._model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
+        self._trained = [each for each in self._model.parameters() if each.requires_grad]
+        self._optimiser = torch.optim.AdamW(self._trained, lr=1e-6, weight_decay=0.0, fused=True)
         rows = [(group, place) for group in batch for place in range(size)]
         prompts = np.stack([np.asarray(group.prompt_ids) for group, _ in rows])
         answers = np.stack([group.ids[place] for group, place in rows])
@@ -106,7 +117,7 @@ class TrlStep:
         """Take one optimiser step, in micro-batches."""
         for first in range(0, self.sequences, sequences):
             self.backward(sequences, first)
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self._trained, 1.0)
         self._optimiser.step()
         self._optimiser.zero_grad()
 
@@ -128,17 +139,33 @@ def step_times(
     ours = TrainStep(folder, settings, threads=torch.get_num_threads(), device="cpu")
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of others' packages
-        theirs = TrlStep(folder, batch, place)
-        best = theirs.best_micro_batch()
-        found = []
-        for turn in range(pairs):
-            sides = (lambda: ours.step(batch), lambda: theirs.step(best))
-            order = (0, 1) if turn % 2 else (1, 0)
-            seconds = {side: _seconds(sides[side]) for side in order}
-            found.append((seconds[0], seconds[1]))
+        return timed_pairs(ours, TrlStep(folder, batch, place), batch, pairs)
+
+
+def timed_pairs(ours: TrainStep, theirs: TrlStep, batch: Sequence[TrainingGroup], pairs: int) -> StepTimes:
+    """Time steps of both sides in turn, TRL's at its best micro-batch."""
+    best = theirs.best_micro_batch()
+    found = []
+    for turn in range(pairs):
+        sides = (lambda: ours.step(batch), lambda: theirs.step(best))
+        order = (0, 1) if turn % 2 else (1, 0)
+        seconds = {side: _seconds(sides[side]) for side in order}
+        found.append((seconds[0], seconds[1]))
     ratio = statistics.median(mine / other for mine, other in found)
     mine, other = (statistics.median(side) for side in zip(*found, strict=True))
     return StepTimes(mine, other, ratio, best, pairs)
+
+
+def _peft_config(adapter: AdapterSettings) -> Any:
+    from peft import LoraConfig  # noqa: PLC0415 - with trl, an extra
+
+    return LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,  # type: ignore[arg-type] # a float is taken as it is
+        lora_dropout=0.0,
+        target_modules=list(adapter.targets),
+        task_type="CAUSAL_LM",
+    )
 
 
 @dataclass(frozen=True, slots=True)
